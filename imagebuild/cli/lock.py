@@ -45,6 +45,11 @@ def lock(
     else:
         upstream = network_upstream(ca, isolated=not no_isolation)
         failures = file.update(upstream, update) if update else file.complete(upstream, whole=whole)
+        for kind, name, reason in file.unavailable(upstream):
+            if kind == "no answer":
+                out.print(f"not checked: {name}: {reason}")
+            else:
+                failures.append((kind, name, reason))
         unpinned, number = len(file.unpinned), len(file.sources)
         state = f"sources without a pin: {unpinned} of {number}" if unpinned else f"all {number} sources are pinned"
         out.print(f"{file.path}: {state}")

@@ -11,21 +11,24 @@ import platform
 import posixpath
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import IO, Any
+from types import MappingProxyType
+from typing import IO, Any, NamedTuple
 
 from debian.deb822 import Deb822, Release
 from debian.debian_support import NativeVersion
+from zstandard import ZstdDecompressor, ZstdError
 
 from imagebuild.core.errors import CommandError, ResultError
 
 UNPACK: Mapping[str, Callable[[IO[bytes]], Any]] = {
     "Packages.xz": lzma.open,
+    "Packages.zst": lambda file: ZstdDecompressor().stream_reader(file, read_across_frames=True),
     "Packages.gz": gzip.open,
     "Packages.bz2": bz2.open,
     "Packages": io.BufferedReader,
@@ -56,16 +59,23 @@ def expired_since(release: Release, now: datetime) -> str | None:
         raise ResultError(f"Valid-Until in the Release file is not a date: {text!r}") from None
 
 
-def package_indexes(release: Release, folder: str = "") -> dict[str, str]:
-    """Return the path and sha256 of each package index that a Release file lists, the smallest file first.
-    `folder` is the folder of a component, such as `main/binary-amd64/`. `folder` is empty for a flat repository."""
+def package_indexes(release: Release, folder: str = "") -> tuple[tuple[str, str, str], ...]:
+    """Return the path, name and sha256 of each package index that a Release file lists, the smallest file first.
+
+    `folder` is the folder of a component, such as `main/binary-amd64/`. `folder` is empty for a flat repository. If the
+    server also has the file under its hash, this path comes first, because it cannot change between two requests."""
     listed = {posixpath.normpath(file["name"]): file["SHA256"] for file in release.get("SHA256", ())}
-    paths = (f"{folder}{name}" for name in UNPACK)
-    return {path: listed[path] for path in paths if path in listed}
+    by_hash = release.get("Acquire-By-Hash", "").lower() == "yes"
+    return tuple(
+        (path, name, listed[folder + name])
+        for name in UNPACK
+        if folder + name in listed
+        for path in (*([f"{folder}by-hash/SHA256/{listed[folder + name]}"] if by_hash else ()), folder + name)
+    )
 
 
-def verified_index(path: str, wanted: str, content: bytes) -> str:
-    """Return the decompressed text of a package index.
+def verified_index(path: str, name: str, wanted: str, content: bytes) -> str:
+    """Return the decompressed text of a package index. `name` says how it is compressed.
 
     Raises CommandError if the Release file lists another sha256 for the index, and ResultError if the index cannot be
     decompressed."""
@@ -73,21 +83,64 @@ def verified_index(path: str, wanted: str, content: bytes) -> str:
     if digest != wanted.lower():
         raise CommandError(f"{path} has the SHA256 {digest}, but the signed release says {wanted}; try again")
     try:
-        text = UNPACK[path.rpartition("/")[2]](io.BytesIO(content)).read(LARGEST_INDEX + 1)
+        text = UNPACK[name](io.BytesIO(content)).read(LARGEST_INDEX + 1)
         if len(text) > LARGEST_INDEX:
             raise OSError(f"it is larger than {LARGEST_INDEX >> 20} MiB")
         return str(text, errors="replace")
-    except (OSError, lzma.LZMAError, zlib.error, EOFError) as error:
+    except (OSError, lzma.LZMAError, zlib.error, EOFError, ZstdError) as error:
         raise ResultError(f"{path} cannot be unpacked: {error}") from None
 
 
-def versions_in_index(index: str, names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the versions of the named packages in a package index. Maps each name to the versions, oldest first."""
-    versions: dict[str, set[str]] = {name: set() for name in names}
-    for package in Deb822.iter_paragraphs(index, fields=["Package", "Version"], use_apt_pkg=False):
-        if package.get("Package") in versions and "Version" in package:
-            versions[package["Package"]].add(package["Version"])
-    return {name: sorted(values, key=version_key) for name, values in versions.items()}
+class Offers(NamedTuple):
+    """What package indexes offer for each of some names."""
+
+    versions: Mapping[str, list[str]]
+    """Maps each name to the versions of the package, oldest first."""
+    providers: Mapping[str, list[str]] = MappingProxyType({})
+    """Maps each name to the other packages that provide it."""
+
+
+def paragraphs_about(index: str, names: Iterable[str]) -> Iterator[Deb822]:
+    """Yield the paragraphs of a package index whose field Package or Provides contains one of the names."""
+    words = tuple(names)
+    field = rf"^(?:Package|Provides):(?:.*[\s,])?(?:{'|'.join(map(re.escape, words))})(?![\w.+-])"
+    # Parsing all paragraphs of a distribution's index would take many seconds, so most are left out by a fast test.
+    for text in re.split(r"\n[ \t\r]*\n", index) if words else ():
+        if any(word in text for word in words) and re.search(field, text, re.MULTILINE):
+            yield Deb822(text)
+
+
+def offers_in_index(index: str, names: Iterable[str], archs: Collection[str] = ()) -> Offers:
+    """Return what a package index offers for the names.
+
+    A version counts if it exists for each of `archs`. A version that dpkg could not read does not count."""
+    found: dict[str, dict[str, set[str]]] = {name: {} for name in names}
+    providers: dict[str, set[str]] = {name: set() for name in found}
+    for package in paragraphs_about(index, found):
+        name, version, arch = (package.get(field, "") for field in ("Package", "Version", "Architecture"))
+        with suppress(ResultError):
+            version_key(version)
+            if name in found:
+                found[name].setdefault(version, set()).update(archs if arch in ("", "all") else [arch])
+            for text in package.get("Provides", "").split(",") if not archs or arch in (*archs, "all", "") else ():
+                other = re.split(r"[\s(:]", text.strip())[0]
+                if other in providers and other != name:
+                    providers[other].add(name)
+    return Offers(
+        {name: sorted((v for v in of if of[v] >= set(archs)), key=version_key) for name, of in found.items()},
+        {name: sorted(others) for name, others in providers.items() if others},
+    )
+
+
+def package_names(index: str) -> set[str]:
+    """Return the names of all packages in a package index."""
+    return set(re.findall(r"^Package: *(\S+)", index, re.MULTILINE))
+
+
+def upstream_version(version: str) -> str:
+    """Return the part of a package's version that upstream chose, without epoch and revision: `5.0.9` for
+    `1:6.0.0+really5.0.9-3build1`."""
+    return re.sub(r"^\d+:|-[^-]*$", "", version).rpartition("+really")[2]
 
 
 def version_key(version: str) -> NativeVersion:

@@ -9,10 +9,11 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from debian.arfile import ArError, ArFile
-from debian.deb822 import Deb822, Release
+from debian.deb822 import Release
 
 from imagebuild.core import debian
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError, ResultError
@@ -29,8 +30,8 @@ SIGNED = re.compile(
 KEYRING = re.compile(r"(^|/)usr/share/keyrings/[^/]+\.(gpg|asc|pgp)$")
 LARGEST_KEY = 1 << 20
 """Maximum size of a keyring in a package, in bytes."""
-SHOWN_VERSIONS = 5
-"""Maximum number of versions in a message."""
+SHOWN = 5
+"""Maximum number of versions or packages in a message."""
 KEY_REMEDY = "set `key` of the component's `repository` to the URL of its key"
 RETRY = "try again, or use another mirror"
 GPG = ("gpg", "--batch", "--no-options", "--no-autostart", "--trust-model", "always", "--homedir")
@@ -93,6 +94,8 @@ class PackageIndex(NamedTuple):
     """Fingerprints of the keys that signed the repository."""
     versions: Mapping[str, list[str]]
     """Maps each package to its versions, oldest first."""
+    providers: Mapping[str, list[str]] = MappingProxyType({})
+    """Maps each package to the other packages that provide it."""
 
 
 class SignedSuite(NamedTuple):
@@ -125,12 +128,14 @@ def read_index(run: RunProgram, web: Downloads, source: PackageSource) -> Packag
                 raise CommandError("InRelease has no signature; try again without a proxy")
             # This release is not trusted yet. It only leads to the key that verifies everything below.
             unsigned = SIGNED.sub(rb"\g<text>", content).decode(errors="replace")
-            key = _key_in_package(web, base, _index(web, base, Release(unsigned)), package)
+            key = key_in_package(
+                web, base, read_packages(web, base, debian.package_indexes(Release(unsigned))), package
+            )
         else:
             key = web.read(source.key)
         release, fingerprints = signed_release(run, key, content, signature)
-        index = _index(web, base, release)
-        return PackageIndex(fingerprints, debian.versions_in_index(index, map(name_of, source.packages)))
+        index = read_packages(web, base, debian.package_indexes(release))
+        return PackageIndex(fingerprints, *debian.offers_in_index(index, map(name_of, source.packages), source.archs))
     except ImagebuildError as error:
         named = source.url in str(error) or source.key in str(error)
         raise error if named else type(error)(f"{source.url}: {error}") from None
@@ -141,32 +146,38 @@ def read_suite(run: RunProgram, web: Downloads, suite: SignedSuite, arch: str, p
     base = f"{suite.url.rstrip('/')}/dists/{suite.name}/"
     try:
         release, fingerprints = signed_release(run, suite.key, web.read(f"{base}InRelease"))
-        index = _index(web, base, release, f"main/binary-{arch}/")
+        index = read_packages(web, base, debian.package_indexes(release, f"main/binary-{arch}/"))
     except ImagebuildError as error:
         raise error if suite.url in str(error) else type(error)(f"{base}: {error}") from None
-    return PackageIndex(fingerprints, debian.versions_in_index(index, packages))
+    return PackageIndex(fingerprints, *debian.offers_in_index(index, packages))
 
 
-def _index(web: Downloads, base: str, release: Release, folder: str = "") -> str:
-    """Return the text of a package index that a release lists."""
-    for path, digest in debian.package_indexes(release, folder).items():
+def read_packages(web: Downloads, base: str, listed: Iterable[tuple[str, str, str]]) -> str:
+    """Return the text of a package index that a release lists, as `debian.package_indexes` returns it."""
+    for path, name, digest in listed:
         try:
             content = web.read(base + path)
         except Absent:
             continue  # a release may list indexes that the server does not have
-        return debian.verified_index(path, digest, content)
-    raise ResultError(f"the server has no package index that the signed release lists with a SHA256; {RETRY}")
+        return debian.verified_index(path, name, digest, content)
+    raise ResultError(
+        "the server has no package index that the signed release lists with a SHA256 (one of "
+        f"{', '.join(debian.UNPACK)}); try again, use another mirror, or ask the owner of the repository for one"
+    )
 
 
-def _key_in_package(web: Downloads, base: str, index: str, package: str) -> bytes:
+def key_in_package(web: Downloads, base: str, index: str, package: str) -> bytes:
     """Return the keys in the newest version of a package in a repository."""
-    paragraphs = [p for p in Deb822.iter_paragraphs(index, use_apt_pkg=False) if p.get("Package") == package]
-    if not paragraphs:
+    order = debian.offers_in_index(index, [package]).versions[package]
+    found = [
+        p for p in debian.paragraphs_about(index, [package]) if p.get("Version") in order and p["Package"] == package
+    ]
+    newest: Mapping[str, str] = max(found, key=lambda paragraph: order.index(paragraph["Version"]), default={})
+    if not (path := newest.get("Filename", "").removeprefix("./")):
         raise ConfigError(f"the repository has no package {package}, which should contain its key; {KEY_REMEDY}")
-    newest = max(paragraphs, key=lambda paragraph: debian.version_key(paragraph["Version"]))
-    content = web.read(base + newest["Filename"].removeprefix("./"))
+    content = web.read(base + path)
     if hashlib.sha256(content).hexdigest() != newest.get("SHA256"):
-        raise CommandError(f"{newest['Filename']} does not have the sha256 in the package index; {RETRY}")
+        raise CommandError(f"{path} does not have the sha256 in the package index; {RETRY}")
     keys: list[bytes] = []
     try:
         parts = ArFile(fileobj=io.BytesIO(content)).getmembers()
@@ -177,7 +188,7 @@ def _key_in_package(web: Downloads, base: str, index: str, package: str) -> byte
                     raise TarError(f"{member.name} is larger than {LARGEST_KEY} bytes")
                 keys.append(b"".join(packed.content()))
     except (ArError, StopIteration, *UNREADABLE) as error:
-        raise ResultError(f"{newest['Filename']} cannot be unpacked: {error}; {KEY_REMEDY}") from None
+        raise ResultError(f"{path} cannot be unpacked: {error}; {KEY_REMEDY}") from None
     if not keys:
         raise ResultError(f"the package {package} has no keyring in /usr/share/keyrings; {KEY_REMEDY}")
     return b"".join(keys)
@@ -193,7 +204,8 @@ def locked_repository(source: PackageSource, index: PackageIndex, known: LockedR
     chosen, _ = choose(index.versions, [package for package in source.packages if package not in packages])
     candidates = candidates | {name: tuple(versions) for name, versions in index.versions.items()}
     there = {name: versions for name, versions in candidates.items() if versions}
-    return LockedRepository(fingerprint=fingerprint, packages=packages | chosen, candidates=there)
+    providers = {name: tuple(others) for name, others in index.providers.items()}
+    return LockedRepository(fingerprint=fingerprint, packages=packages | chosen, candidates=there, providers=providers)
 
 
 def check_key(url: str, index: PackageIndex, known: LockedRepository | None) -> str:
@@ -207,7 +219,11 @@ def check_key(url: str, index: PackageIndex, known: LockedRepository | None) -> 
     )
 
 
-def choose(versions: Mapping[str, Sequence[str]], packages: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+def choose(
+    versions: Mapping[str, Sequence[str]],
+    packages: Iterable[str],
+    providers: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> tuple[dict[str, str], list[str]]:
     """Return the version of each available package, and a message about each missing package or version.
     The version is the one in `name=version`, or else the newest."""
     chosen, reasons = {}, []
@@ -216,12 +232,26 @@ def choose(versions: Mapping[str, Sequence[str]], packages: Iterable[str]) -> tu
         available = versions.get(name, ())
         if available and wanted in ("", *available):
             chosen[package] = wanted or available[-1]
-        elif available:
-            shown = ", ".join(reversed(available[-SHOWN_VERSIONS:]))
-            reasons.append(f"has no {name} in version {wanted}; the newest: {shown}")
         else:
-            reasons.append(f"has no package {name}")
+            reasons.append(missing(package, available, providers.get(name, ())))
     return chosen, reasons
+
+
+def missing(package: str, versions: Sequence[str], providers: Sequence[str]) -> str:
+    """Return why an archive lacks a package or its version, and what to write instead.
+    `versions` contains the versions of the package, and `providers` the packages that provide it."""
+    name, _, wanted = package.partition("=")
+    if versions:
+        shown = ", ".join(reversed(versions[-SHOWN:]))
+        part = debian.upstream_version(wanted)
+        same = [v for v in versions if f"{debian.upstream_version(v)}.".startswith(f"{part}.")]
+        text = re.sub("-[^-]*$", "", same[-1]) if same else ""
+        hint = f"; {text} is this upstream version: request {text}" if same else ""
+        return f"has no {name} in version {wanted}; the newest: {shown}{hint}"
+    if providers:
+        shown = ", ".join(providers[:SHOWN])
+        return f"has no package {name}; request a package that provides it: {shown}"
+    return f"has no package {name}"
 
 
 def name_of(package: str) -> str:

@@ -20,12 +20,13 @@ import yaml
 from imagebuild import __version__
 from imagebuild.core import settings
 from imagebuild.core.console import Progress, format_size, out, print_table, redacted_text
-from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError, Unreachable, suggestion
+from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError, Unreachable, plural, suggestion
 from imagebuild.core.fields import Model, Platform
 from imagebuild.core.files import write_text
 from imagebuild.core.http import Advance
 from imagebuild.core.run import for_each
 from imagebuild.lock import repositories
+from imagebuild.lock.distribution import ReleasePackages, release_packages
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.load import LOCK
 from imagebuild.project.lockfile import (
@@ -53,6 +54,7 @@ from imagebuild.render.recipe import OwnedSource, Recipe
 from imagebuild.render.renderer import Renderer
 
 R = TypeVar("R")
+S = TypeVar("S", bound=Source)
 
 
 def lock_text(lock: Lock) -> str:
@@ -79,7 +81,8 @@ def merged_sources(sources: Iterable[Source]) -> tuple[Source, ...]:
                     f"another suite {source.suite!r} and key {source.key}; use the same in both components"
                 )
             packages = tuple(sorted({*first.packages, *source.packages}))
-            merged[key_of(source)] = replace(source, packages=packages)
+            archs = tuple(sorted({*first.archs, *source.archs}))
+            merged[key_of(source)] = replace(source, packages=packages, archs=archs)
     return tuple(merged.values())
 
 
@@ -138,8 +141,8 @@ def describe_entry(entry: Entry) -> str:
 
 
 def ask_each(
-    sources: Iterable[Source], ask: Callable[[Source, Advance], R], upstream: Upstream,
-    settle: Callable[[Source, R | ImagebuildError], tuple[str, bool]],
+    sources: Iterable[S], ask: Callable[[S, Advance], R], upstream: Upstream,
+    settle: Callable[[S, R | ImagebuildError], tuple[str, bool]],
 ) -> None:  # fmt: skip
     """Call `ask` for each source in parallel threads, and show the progress.
 
@@ -147,7 +150,7 @@ def ask_each(
     good. Ctrl-C or an unexpected error stops all threads, but the effects of `settle` so far stay."""
     turn = threading.Lock()
 
-    def work(source: Source) -> None:
+    def work(source: S) -> None:
         name = source_title(source)
         progress.begin(name, name)
         try:
@@ -181,7 +184,7 @@ def network_upstream(ca: Path | None, *, isolated: bool = True) -> Upstream:
 # Pinning
 
 
-Failure = Literal["wrong", "gone", "no answer"]
+Failure = Literal["wrong", "lacks packages", "gone", "no answer"]
 Failures = list[tuple[Failure, str, str]]
 """The kind, source and reason of each answer that could not be used."""
 
@@ -190,7 +193,7 @@ def complaint(failures: Failures) -> str:
     """Return a message with one line for each failure. Empty if there are no failures."""
     lines = [f"  {kind}: {name}: {reason}" for kind, name, reason in sorted(failures)]
     head = (
-        "these sources could not be pinned, so their lock entries did not change; "
+        "these sources could not be pinned, so their lock entries did not change, or lack packages; "
         "choose other versions in the matrix, or try again later:"
     )
     return "\n".join([head, *lines]) if lines else ""
@@ -232,6 +235,11 @@ class LockFile:
         """The sources that the targets need, one for each entry of the lock.
         Raises ConfigError as `merged_sources` does."""
         return merged_sources(owned.source for owned in self.owned_sources)
+
+    @property
+    def release_packages(self) -> tuple[ReleasePackages, ...]:
+        """The packages that the targets install from the archives of distributions, without a pin."""
+        return tuple(release_packages(self.recipes, self.project.matrix.model.bases, self.platforms))
 
     @cached_property
     def lock(self) -> Lock:
@@ -291,7 +299,7 @@ class LockFile:
             lacking = ""
             if isinstance(source, PackageSource) and isinstance(answer, LockedRepository):
                 absent = [package for package in source.packages if package not in answer.packages]
-                lacking = "; ".join(repositories.choose(answer.candidates, absent)[1])
+                lacking = "; ".join(repositories.choose(answer.candidates, absent, answer.providers)[1])
             if lacking:
                 failures.append(("wrong", source_title(source), f"{lacking}; all other packages are pinned"))
             table, key = getattr(self.lock, key_of(source)[0]), key_of(source)[1]
@@ -301,6 +309,22 @@ class LockFile:
             return describe_entry(answer), not lacking
 
         ask_each(sources, ask, upstream, settle)
+        return failures
+
+    def unavailable(self, upstream: Upstream) -> Failures:
+        """Ask the archives of distributions for the packages that images install without a pin. Return the missing
+        packages, and the archives that did not answer."""
+        failures: Failures = []
+
+        def settle(source: ReleasePackages, answer: list[str] | ImagebuildError) -> tuple[str, bool]:
+            if isinstance(answer, ImagebuildError):
+                kind, text = failure(source, answer)
+                failures.append((kind, source_title(source), f"{text}; its packages were not checked"))
+                return kind, False
+            failures.extend(("lacks packages", source_title(source), text) for text in answer)
+            return f"{plural(len(answer), 'package')} missing", not answer
+
+        ask_each(self.release_packages, lambda wanted, _: upstream.unavailable(wanted), upstream, settle)
         return failures
 
     def shown(self, names: Collection[str]) -> str:
@@ -353,6 +377,7 @@ class LockReport(Model):
 CONSEQUENCES: Mapping[State, str] = {
     "wrong": "a build stops when it verifies the source; `imagebuild lock --update {address}` pins the current content",
     "gone": "a build stops unless a cache has the source; pin another version, or configure a mirror that has it",
+    "lacks packages": "a build stops when it installs them; request what the archive has, in the matrix or component",
     "not locked": "a build stops before its first step; `{command}` pins the source",
     "not used": "nothing in the matrix uses the entry; `imagebuild lock` removes it",
     "no answer": "the source was not compared; check on a machine that can reach the server, or configure a mirror",
@@ -397,6 +422,11 @@ def check_lock(lock: LockFile, upstream: Upstream | None, *, whole: bool = False
 
     if upstream:
         ask_each(lock.sources, ask, upstream, settle)
+        lacking = lock.unavailable(upstream)
+        for wanted in lock.release_packages:
+            found = [(kind, text) for kind, title, text in lacking if title == source_title(wanted)]
+            texts = [text for _, text in found] or [f"{plural(len(wanted.packages), 'package')} without a pin"]
+            add(found[0][0] if found else "as locked", key_of(wanted), *texts)
     else:
         for source in lock.sources:
             settle(source, "")
@@ -448,7 +478,7 @@ def packages_there(source: PackageSource, entry: LockedRepository | None, upstre
     index = upstream.index(source)
     locked = entry.packages if entry else {}
     wanted = [f"{repositories.name_of(p)}={locked[p]}" if p in locked else p for p in source.packages]
-    chosen, problems = repositories.choose(index.versions, wanted)
+    chosen, problems = repositories.choose(index.versions, wanted, index.providers)
     try:
         repositories.check_key(source.url, index, entry)
     except ConfigError as error:

@@ -17,6 +17,7 @@ from imagebuild.core.http import Advance, Downloads, Patience
 from imagebuild.core.run import RunProgram, end_children, os_errors_as_command_errors, run_program
 from imagebuild.core.settings import Mirrors, git_environment, pip_environment
 from imagebuild.lock import repositories
+from imagebuild.lock.distribution import ReleasePackages, check_packages
 from imagebuild.lock.facts import image_facts, tree_facts, unpack
 from imagebuild.oci.image import image_of
 from imagebuild.oci.layout import Manifest, manifests_of
@@ -127,6 +128,10 @@ class Upstream:
     def index(self, source: PackageSource) -> repositories.PackageIndex:
         """Return the versions of a source's packages in its signed repository."""
         return repositories.read_index(self.run, self.web, source)
+
+    def unavailable(self, wanted: ReleasePackages) -> list[str]:
+        """Return a message about each package that apt would not find in the archive of a distribution."""
+        return check_packages(self.run, self.web, wanted)
 
     def commit(self, address: str, tag: str) -> str:
         """Return the commit of a tag in a git repository."""

@@ -235,6 +235,8 @@ class LockedRepository(Model):
     instead of the name, because another target may request another version."""
     candidates: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Maps each package to all its versions in the repository, oldest first."""
+    providers: dict[str, tuple[str, ...]] = Field(default_factory=dict, exclude=True)
+    """Maps each missing package to the packages that provide it. Only for messages: the file does not contain it."""
 
 
 class Lock(Model):
@@ -321,6 +323,8 @@ class PackageSource:
     """Address of the key, or `package:NAME` for a package that contains the key."""
     packages: tuple[str, ...]
     """Packages, each as `name` or `name=version`."""
+    archs: tuple[Arch, ...] = field(default=(), compare=False)
+    """Architectures for which the packages must exist. If empty, every architecture in the index counts."""
 
 
 Source = BaseImage | Archive | GitRef | WheelSet | PackageSource

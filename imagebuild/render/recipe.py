@@ -44,7 +44,7 @@ class PinnedPackages:
     def source(self, arch: Arch, packages: tuple[str, ...]) -> PackageSource:
         """Return the source of packages for an architecture: the repository, with these packages."""
         found = self.repositories[arch]
-        return PackageSource(found.url, found.suite, found.key, packages)
+        return PackageSource(found.url, found.suite, found.key, packages, (arch,))
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ import lzma
 from datetime import UTC, datetime
 
 import pytest
+import zstandard
 from debian.deb822 import Release
 
 from imagebuild.core.debian import (
@@ -17,14 +18,16 @@ from imagebuild.core.debian import (
     expired_since,
     flat_repository_folder,
     installed_packages,
+    offers_in_index,
     package_indexes,
+    package_names,
     package_versions,
     parse_deb822,
     parse_oneline,
     sources_for_release,
+    upstream_version,
     verified_index,
     version_key,
-    versions_in_index,
 )
 from imagebuild.core.errors import CommandError, ResultError
 from tests.unit.conftest import APT_KEY, DEB822, ONE_LINE, AptMachine
@@ -58,8 +61,10 @@ def test_a_release_that_is_over() -> None:
 def test_the_smallest_index_first_and_no_weak_hash() -> None:
     text = f"MD5Sum:\n {'0' * 32} 1 Packages.xz\nSHA256:\n {'1' * 64} 9 Packages\n {'2' * 64} 5 ./Packages.gz\n"
     found = package_indexes(Release(text))
-    assert list(found.items()) == [("Packages.gz", "2" * 64), ("Packages", "1" * 64)]
-    assert package_indexes(Release(f"SHA1:\n {'1' * 40} 9 Packages\n")) == {}
+    assert found == (("Packages.gz", "Packages.gz", "2" * 64), ("Packages", "Packages", "1" * 64))
+    assert package_indexes(Release(f"SHA1:\n {'1' * 40} 9 Packages\n")) == ()
+    by_hash = package_indexes(Release(f"Acquire-By-Hash: yes\nSHA256:\n {'1' * 64} 9 main/Packages.zst\n"), "main/")
+    assert [path for path, _, _ in by_hash] == [f"main/by-hash/SHA256/{'1' * 64}", "main/Packages.zst"]
 
 
 INDEX = """\
@@ -80,23 +85,51 @@ Version: 1
 """
 
 
+OTHERS = """
+Package: libnccl2
+Version: 1 2
+Architecture: amd64
+
+Package: libnccl2
+Version: 3
+Architecture: arm64
+
+Package: libnccl2t64
+Version: 2
+Architecture: amd64
+Provides: x, libnccl2 (= 2), gone:any
+"""
+
+
 def test_versions_of_the_packages_that_are_asked_for() -> None:
-    assert versions_in_index(INDEX, ["libnccl2", "gone"]) == {
-        "libnccl2": ["2.9.9-1+cuda12.9", "2.31.2-1+cuda12.9", "2.32.3-1+cuda12.9"], "gone": [],
-    }  # fmt: skip
+    """An invalid version does not count, and neither does a version for only another architecture."""
+    versions = ["2.9.9-1+cuda12.9", "2.31.2-1+cuda12.9", "2.32.3-1+cuda12.9"]
+    assert offers_in_index(INDEX, ["libnccl2", "gone"]) == ({"libnccl2": versions, "gone": []}, {})
+    offers = offers_in_index(f"{INDEX}{OTHERS}".replace("\n", "\r\n"), ["libnccl2", "gone"], ["amd64"])
+    assert offers == ({"libnccl2": versions, "gone": []}, {"libnccl2": ["libnccl2t64"], "gone": ["libnccl2t64"]})
+    assert offers_in_index(INDEX, ["libnccl2"], ["amd64", "arm64"]).versions["libnccl2"] == [versions[0], versions[2]]
+    assert package_names(INDEX) == {"libnccl2", "other"}
 
 
-@pytest.mark.parametrize(("path", "pack"), [("Packages.xz", lzma.compress), ("Packages.gz", gzip.compress)])
+def test_the_upstream_part_of_a_version() -> None:
+    texts = ("6.0.0+really5.0.9-3build1", "1:10.0p1-7+deb13u1", "56.1", "2:1.0-rc1-2")
+    assert [upstream_version(text) for text in texts] == ["5.0.9", "10.0p1", "56.1", "1.0-rc1"]
+
+
+@pytest.mark.parametrize(
+    ("path", "pack"),
+    [("Packages.xz", lzma.compress), ("Packages.gz", gzip.compress), ("Packages.zst", zstandard.compress)],
+)
 def test_an_index_is_what_the_release_says(path: str, pack: object) -> None:
     assert callable(pack)
     content = pack(INDEX.encode())
     digest = hashlib.sha256(content).hexdigest()
-    assert verified_index(path, digest, content) == INDEX
+    assert verified_index(path, path, digest, content) == INDEX
     with pytest.raises(CommandError, match=f"{path} has the SHA256 .*, but the signed release says {digest}"):
-        verified_index(path, digest, content + b"x")
+        verified_index(path, path, digest, content + b"x")
     broken = b"no archive"
     with pytest.raises(ResultError, match="cannot be unpacked"):
-        verified_index(path, hashlib.sha256(broken).hexdigest(), broken)
+        verified_index(path, path, hashlib.sha256(broken).hexdigest(), broken)
 
 
 def test_installed_packages() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from imagebuild.core.errors import Absent, ImagebuildError, Unreachable
 from imagebuild.core.http import Advance
+from imagebuild.lock.distribution import ReleasePackages
 from imagebuild.lock.repositories import PackageIndex, locked_repository
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.lockfile import (
@@ -65,6 +66,8 @@ class Fake(Upstream):
     wheel_lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     digests: frozenset[str] = frozenset()
     """Digests of the images that exist, with any tag."""
+    lacking: Mapping[str, list[str] | ImagebuildError] = field(default_factory=dict)
+    """Maps a base to the messages about packages that its archive lacks."""
     asked: list[tuple[str, ...]] = field(default_factory=list)
 
     def resolve(self, source: Source, known: Entry | None, advance: Advance) -> Entry:
@@ -83,6 +86,12 @@ class Fake(Upstream):
         if source.url not in self.indexes:
             raise Unreachable(f"{source.url}: down")
         return self.indexes[source.url]
+
+    def unavailable(self, wanted: ReleasePackages) -> list[str]:
+        found = self.lacking.get(wanted.suite, [])
+        if isinstance(found, ImagebuildError):
+            raise found
+        return found
 
     def wheels(self, wanted: WheelSet) -> tuple[Wheel, ...]:
         found = self._answer(key_of(wanted))

@@ -288,6 +288,7 @@ def test_a_source_is_compared_and_nothing_is_downloaded(
         lock=lock_of({key_of(source): entry} if entry is not None else {}), sources=(source,), platforms=(),
         project=SimpleNamespace(changes=Changes()),
         targets=(SimpleNamespace(id="hpcx-a", platforms=world.get("platforms", ("linux/amd64",))),),
+        unavailable=lambda _: [], release_packages=(),
     )  # fmt: skip
     report = check_lock(cast(LockFile, lock), upstream)
     (answer,) = report.sources
@@ -317,3 +318,21 @@ def test_without_upstream_only_what_the_lock_says(archives: Files) -> None:
     )
     sources = check_lock(job(archives), None, whole=True).sources
     assert [source.found for source in sources if source.state == "not used"] == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("lacking", "state", "status"),
+    [([], "as locked", 0), (["tool: has no xx"], "lacks packages", 1), (Unreachable("u: down"), "no answer", 4)],
+)
+def test_packages_of_the_distribution_are_checked(tiny: Files, lacking: Any, state: str, status: int) -> None:
+    """The lock keeps nothing about them. An archive that does not answer is named."""
+    tiny.component("tool", f"{LIBRARY}packages: {{runtime: [xx, yy=1]}}\n", build="FROM x AS tool\n")
+    image = LockedImage(digest=f"sha256:{A}", platforms={"linux/amd64": f"sha256:{B}"})
+    known = tiny.load().lock.images["debian:13-slim"].digest
+    upstream = Fake(answers={GIT: "b" * 40, IMAGE: image}, lacking={"debian13": lacking}, digests=frozenset([known]))
+    text = complaint(job(tiny).unavailable(upstream))
+    assert bool(lacking) == bool(text)
+    assert not isinstance(lacking, Unreachable) or "down; its packages were not checked" in text
+    report = check_lock(job(tiny), upstream)
+    assert [row.state for row in report.sources if row.source.endswith(" amd64")] == [state]
+    assert report.exit_status == status

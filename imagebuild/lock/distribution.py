@@ -1,0 +1,156 @@
+"""Packages from the archives of the distributions: which of them a release lacks, before a build stops.
+
+Images install these packages without a pin, because apt verifies them. The lock does not contain them."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache, lru_cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+from debian.deb822 import Release
+from pydantic import Field
+
+from imagebuild.core import debian
+from imagebuild.core.errors import CommandError, Unreachable, suggestion
+from imagebuild.core.fields import ARCHS, Arch, Model, Platform
+from imagebuild.core.http import Downloads
+from imagebuild.core.run import RunProgram
+from imagebuild.core.yaml import read_yaml
+from imagebuild.lock.repositories import SIGNED, key_in_package, missing, read_packages, signed_release
+from imagebuild.project.lockfile import Fingerprint, PackageSource
+from imagebuild.project.matrix import Base
+from imagebuild.render.recipe import Recipe
+
+
+class Distribution(Model):
+    """An entry of archives.yaml, which explains the fields."""
+
+    releases: dict[str, str]
+    keyring: str
+    keys: tuple[Fingerprint, ...]
+    components: tuple[str, ...]
+    suites: dict[Arch, tuple[str, ...]] = Field(default_factory=dict)
+
+
+class Distributions(Model):
+    """The content of archives.yaml."""
+
+    debian: Distribution
+    ubuntu: Distribution
+
+
+@cache
+def known_distributions() -> Mapping[str, Distribution]:
+    """Return the distributions whose archives are known."""
+    return dict(read_yaml(Path(__file__).with_name("archives.yaml"), Distributions).model)
+
+
+class Archive(NamedTuple):
+    """The archive of a distribution's release for an architecture."""
+
+    distribution: Distribution
+    suites: tuple[str, ...]
+    """URLs of the suites, the release itself first."""
+
+
+def archive_of(base: Base, arch: Arch) -> Archive | None:
+    """Return the archive whose packages an image of this base can install. None if no archive is known."""
+    name, _, tag = base.image.rpartition(":")
+    distribution = known_distributions().get(name.rpartition("/")[2])
+    for version, release in distribution.releases.items() if distribution else ():
+        if base.release == release or tag.replace(".", "-").startswith((version.replace(".", "-"), release)):
+            assert distribution
+            own = tuple(f"{s.uri.rstrip('/')}/dists/{s.suite}/" for s in debian.debian_sources(release))
+            suites = tuple(url.format(release=release) for url in distribution.suites.get(arch, ()))
+            return Archive(distribution, suites or own) if suites or own else None
+    return None
+
+
+@dataclass(frozen=True)
+class ReleasePackages(PackageSource):
+    """The packages that images install from the archive of a release, for one architecture."""
+
+    archive: Archive | None = None
+    owners: tuple[tuple[str, str], ...] = ()
+    """Each package, with a component or image that installs it."""
+
+
+def release_packages(
+    recipes: Iterable[Recipe], bases: Mapping[str, Base], platforms: Sequence[Platform]
+) -> Iterator[ReleasePackages]:
+    """Yield the packages that targets install from the archives of distributions, for each release and architecture.
+    Without `platforms`, for all platforms of the targets."""
+    owners: dict[tuple[str, Arch], dict[str, str]] = {}
+    for recipe in recipes:
+        parts = {part.name: part.packages for part in recipe.components if not part.repository}
+        parts[recipe.target.image] = recipe.image.packages.apt
+        wanted = {package: name for name, packages in parts.items() for package in packages}
+        for arch in ARCHS:
+            if f"linux/{arch}" in {*recipe.target.platforms} & {*(platforms or recipe.target.platforms)} and wanted:
+                owners.setdefault((recipe.target.axes["os"], arch), {}).update(wanted)
+    for (os, arch), packages in owners.items():
+        archive = archive_of(bases[os], arch)
+        place = archive.suites[0] if archive else bases[os].image
+        owned = tuple(sorted(packages.items()))
+        yield ReleasePackages(f"{place} {arch}", os, "", tuple(sorted(packages)), (arch,), archive, owned)
+
+
+def check_packages(run: RunProgram, web: Downloads, wanted: ReleasePackages) -> list[str]:
+    """Return a message about each package that apt cannot install in an image.
+
+    Suites are read until all packages are found. Raises Unreachable if a suite does not answer or no archive is known,
+    and CommandError if an archive is not signed by its keys."""
+    if wanted.archive is None:
+        raise Unreachable(f"{wanted.suite}: the archive of {wanted.url} is not known; Debian's is known only on Debian")
+    distribution, (first, *_) = wanted.archive
+    read = lru_cache(1)(partial(read_packages, web))  # the first index is read twice
+    folders = [f"{component}/binary-{wanted.archs[0]}/" for component in distribution.components]
+    versions, providers = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
+    names, lacking, key = set[str](), list[str](), b""
+    for base in wanted.archive.suites:
+        content = web.read(f"{base}InRelease")
+        if not key:
+            # This release is not trusted yet. Its package only leads to keys, whose fingerprints are known.
+            unsigned = Release(SIGNED.sub(rb"\g<text>", content).decode(errors="replace"))
+            index = read(base, debian.package_indexes(unsigned, folders[0]))
+            key = key_in_package(web, first.partition("dists/")[0], index, distribution.keyring)
+        release, signers = signed_release(run, key, content)
+        if not set(signers) & set(distribution.keys):
+            raise CommandError(f"{base}InRelease: is signed by {', '.join(signers)}, which is not a key of the archive")
+        for folder in folders:
+            index = read(base, debian.package_indexes(release, folder))
+            offers = debian.offers_in_index(index, map(package_name, wanted.packages))
+            for table, more in ((versions, offers.versions), (providers, offers.providers)):
+                for name, found in more.items():
+                    table[name].update(found)
+            lacking = [p for p in wanted.packages if not _installable(p, versions, providers)]
+            if not lacking:
+                return []
+            names |= debian.package_names(index)
+    problems = []
+    for package, owner in wanted.owners:
+        if package in lacking:
+            name = package_name(package)
+            near = "" if versions[name] or providers[name] else suggestion(name, names)
+            newest_last = sorted(versions[name], key=debian.version_key)
+            problems.append(f"{owner}: {wanted.suite} {missing(package, newest_last, sorted(providers[name]))}{near}")
+    return problems
+
+
+def package_name(package: str) -> str:
+    """Return the name in `name`, `name:architecture` or `name=version`."""
+    return re.split("[:=]", package)[0]
+
+
+def _installable(package: str, versions: Mapping[str, Collection[str]], providers: Mapping[str, Collection[str]]) -> bool:
+    """Return whether apt finds a package as images request it: with this beginning of the version, or under this name.
+    Instead of a name without version, apt also takes the only package that provides the name."""
+    name, _, wanted = package_name(package), *package.partition("=")[1:]
+    fitting = any(fnmatchcase(version, f"{wanted}*") for version in versions[name])
+    return fitting or (not wanted and not versions[name] and len(providers[name]) == 1)
