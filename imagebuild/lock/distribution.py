@@ -133,14 +133,11 @@ def check_packages(run: RunProgram, web: Downloads, wanted: ReleasePackages) -> 
             if not lacking:
                 return []
             names |= debian.package_names(index)
-    problems = []
-    for package, owner in wanted.owners:
-        if package in lacking:
-            name = package_name(package)
-            near = "" if versions[name] or providers[name] else suggestion(name, names)
-            newest_last = sorted(versions[name], key=debian.version_key)
-            problems.append(f"{owner}: {wanted.suite} {missing(package, newest_last, sorted(providers[name]))}{near}")
-    return problems
+    return [
+        f"{owner}: {wanted.suite} {_problem(package, versions, providers, names)}"
+        for package, owner in wanted.owners
+        if package in lacking
+    ]
 
 
 def package_name(package: str) -> str:
@@ -148,9 +145,24 @@ def package_name(package: str) -> str:
     return re.split("[:=]", package)[0]
 
 
-def _installable(package: str, versions: Mapping[str, Collection[str]], providers: Mapping[str, Collection[str]]) -> bool:
+Table = Mapping[str, Collection[str]]
+
+
+def _installable(package: str, versions: Table, providers: Table) -> bool:
     """Return whether apt finds a package as images request it: with this beginning of the version, or under this name.
     Instead of a name without version, apt also takes the only package that provides the name."""
     name, _, wanted = package_name(package), *package.partition("=")[1:]
     fitting = any(fnmatchcase(version, f"{wanted}*") for version in versions[name])
     return fitting or (not wanted and not versions[name] and len(providers[name]) == 1)
+
+
+def _problem(package: str, versions: Table, providers: Table, names: set[str]) -> str:
+    """Return why apt does not find a package, and what to request instead. `names` contains all packages."""
+    name, wanted = package_name(package), debian.upstream_version(package.partition("=")[2])
+    known = sorted(versions[name], key=debian.version_key)
+    text = missing(package, known, sorted(providers[name]))
+    for version in reversed(known):
+        if f"{debian.upstream_version(version)}.".startswith(f"{wanted}."):
+            other = re.sub("-[^-]*$", "", version)
+            return f"{text}; {other} is this upstream version: request {other}"
+    return text if known or providers[name] else text + suggestion(name, names)

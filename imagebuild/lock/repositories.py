@@ -204,8 +204,7 @@ def locked_repository(source: PackageSource, index: PackageIndex, known: LockedR
     chosen, _ = choose(index.versions, [package for package in source.packages if package not in packages])
     candidates = candidates | {name: tuple(versions) for name, versions in index.versions.items()}
     there = {name: versions for name, versions in candidates.items() if versions}
-    providers = {name: tuple(others) for name, others in index.providers.items()}
-    return LockedRepository(fingerprint=fingerprint, packages=packages | chosen, candidates=there, providers=providers)
+    return LockedRepository(fingerprint=fingerprint, packages=packages | chosen, candidates=there)
 
 
 def check_key(url: str, index: PackageIndex, known: LockedRepository | None) -> str:
@@ -237,21 +236,15 @@ def choose(
     return chosen, reasons
 
 
-def missing(package: str, versions: Sequence[str], providers: Sequence[str]) -> str:
-    """Return why an archive lacks a package or its version, and what to write instead.
-    `versions` contains the versions of the package, and `providers` the packages that provide it."""
+def missing(package: str, versions: Sequence[str], providers: Iterable[str]) -> str:
+    """Return why an archive lacks a package or its version. `versions` contains the versions of the package, oldest
+    first, and `providers` the packages that provide it."""
     name, _, wanted = package.partition("=")
     if versions:
         shown = ", ".join(reversed(versions[-SHOWN:]))
-        part = debian.upstream_version(wanted)
-        same = [v for v in versions if f"{debian.upstream_version(v)}.".startswith(f"{part}.")]
-        text = re.sub("-[^-]*$", "", same[-1]) if same else ""
-        hint = f"; {text} is this upstream version: request {text}" if same else ""
-        return f"has no {name} in version {wanted}; the newest: {shown}{hint}"
-    if providers:
-        shown = ", ".join(providers[:SHOWN])
-        return f"has no package {name}; request a package that provides it: {shown}"
-    return f"has no package {name}"
+        return f"has no {name} in version {wanted}; the newest: {shown}"
+    others = ", ".join([*providers][:SHOWN])
+    return f"has no package {name}" + (f"; request a package that provides it: {others}" if others else "")
 
 
 def name_of(package: str) -> str:

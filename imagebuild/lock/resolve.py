@@ -299,7 +299,8 @@ class LockFile:
             lacking = ""
             if isinstance(source, PackageSource) and isinstance(answer, LockedRepository):
                 absent = [package for package in source.packages if package not in answer.packages]
-                lacking = "; ".join(repositories.choose(answer.candidates, absent, answer.providers)[1])
+                providers = upstream.providers.get(source.url, {})
+                lacking = "; ".join(repositories.choose(answer.candidates, absent, providers)[1])
             if lacking:
                 failures.append(("wrong", source_title(source), f"{lacking}; all other packages are pinned"))
             table, key = getattr(self.lock, key_of(source)[0]), key_of(source)[1]

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -71,6 +72,9 @@ class Upstream:
     isolated: bool = True
     """Whether scripts of archives run only if this machine can isolate them."""
 
+    providers: dict[str, Mapping[str, list[str]]] = field(default_factory=dict)
+    """Maps each repository to its packages that provide a requested name."""
+
     def __post_init__(self) -> None:
         self.web = Downloads(self.mirrors.download, self.ca, self.netrc, patience=self.patience)
         self._registries: list[Registry] = []
@@ -127,7 +131,9 @@ class Upstream:
 
     def index(self, source: PackageSource) -> repositories.PackageIndex:
         """Return the versions of a source's packages in its signed repository."""
-        return repositories.read_index(self.run, self.web, source)
+        index = repositories.read_index(self.run, self.web, source)
+        self.providers[source.url] = index.providers
+        return index
 
     def unavailable(self, wanted: ReleasePackages) -> list[str]:
         """Return a message about each package that apt would not find in the archive of a distribution."""

@@ -235,8 +235,6 @@ class LockedRepository(Model):
     instead of the name, because another target may request another version."""
     candidates: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Maps each package to all its versions in the repository, oldest first."""
-    providers: dict[str, tuple[str, ...]] = Field(default_factory=dict, exclude=True)
-    """Maps each missing package to the packages that provide it. Only for messages: the file does not contain it."""
 
 
 class Lock(Model):
