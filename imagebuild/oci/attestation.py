@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -121,11 +122,11 @@ def list_attestations(place: Repository, subject: str) -> tuple[Descriptor, ...]
     return tuple(sorted(kept, key=lambda item: (item.annotations.get(CREATED, ""), item.digest), reverse=True))
 
 
-def read_attestations(place: Repository, subject: str, kind: str | None = None) -> tuple[Attestation, ...]:
-    """Read the attachments of a manifest, all or of one kind.
-    Raises CommandError if the registry cannot list the attachments."""
+def read_attestations(place: Repository, subject: str, kind: str | None = None) -> Iterator[Attestation]:
+    """Read the attachments of a manifest, all or of one kind, one at a time because each may be large.
+    Raises CommandError or ResultError if the registry cannot list the attachments."""
     listed = [item for item in list_attestations(place, subject) if kind in (None, kind_of(item))]
-    return tuple(read_attestation(place, item, subject) for item in listed)
+    return (read_attestation(place, item, subject) for item in listed)
 
 
 def read_attestation(place: Repository, item: Descriptor, subject: str) -> Attestation:

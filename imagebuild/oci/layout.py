@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Protocol
+from typing import Any, BinaryIO, Literal, Protocol, cast
 
 import zstandard
 
@@ -79,14 +79,18 @@ class Descriptor:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Descriptor:
-        """Return the descriptor in a JSON object. Raises LookupError or TypeError if the object is not a descriptor."""
+        """Return the descriptor in a JSON object.
+        Raises LookupError, TypeError or AttributeError if the object is not a descriptor."""
+        texts = (document["mediaType"], document["digest"], document.get("artifactType") or "")
+        if {*map(type, texts)} != {str} or type(document["size"]) is not int:
+            raise TypeError("the type or digest of a descriptor is not a text, or the size is not a number")
         return cls(
             media_type=document["mediaType"],
             digest=document["digest"],
             size=document["size"],
             platform=platform_of(document["platform"]) if document.get("platform") else None,
             artifact_type=document.get("artifactType"),
-            annotations=document.get("annotations") or {},
+            annotations=annotations_of(document),
         )
 
 
@@ -122,8 +126,7 @@ class Manifest:
         Only for the manifest of an attachment."""
         document = self.document
         artifact_type = document.get("artifactType") or (document.get("config") or {}).get("mediaType")
-        annotations = document.get("annotations") or {}
-        return replace(self.descriptor, artifact_type=artifact_type, annotations=annotations)
+        return replace(self.descriptor, artifact_type=artifact_type, annotations=annotations_of(document))
 
 
 @dataclass(frozen=True)
@@ -182,9 +185,25 @@ def blobs_of(document: Mapping[str, Any]) -> tuple[Descriptor, ...]:
     return tuple({item["digest"]: Descriptor.from_json(item) for item in items}.values())
 
 
+def annotations_of(document: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the annotations of a manifest or descriptor. Raises TypeError or AttributeError if they are not texts."""
+    notes = document.get("annotations") or {}
+    if not all(isinstance(text, str) for text in notes.values()):
+        raise TypeError("an annotation is not a text")
+    return cast(Mapping[str, str], notes)
+
+
+MOST_MANIFESTS = 1000
+"""Maximum number of manifests in an index, and of attachments of an image. Each of them costs requests."""
+
+
 def manifests_of(document: Mapping[str, Any]) -> tuple[Descriptor, ...]:
-    """Return the manifests in an index. Return an empty tuple if the document is itself a manifest."""
-    return tuple(Descriptor.from_json(item) for item in document.get("manifests", ()))
+    """Return the manifests in an index. Return an empty tuple if the document is itself a manifest.
+    Raises LookupError, TypeError, ValueError or AttributeError if the document is not an index of manifests."""
+    items = document.get("manifests", ())
+    if len(items) > MOST_MANIFESTS:
+        raise ValueError(f"there are {len(items)} manifests or attachments, the maximum is {MOST_MANIFESTS}")
+    return tuple(map(Descriptor.from_json, items))
 
 
 def index_document(manifests: Iterable[Descriptor]) -> bytes:

@@ -36,11 +36,13 @@ from imagebuild.oci.layout import (
     INDEX,
     MANIFEST_TYPES,
     MOST_BYTES,
+    MOST_MANIFESTS,
     Attachment,
     BlobStream,
     Descriptor,
     Layout,
     Manifest,
+    annotations_of,
     blobs_of,
     digest_of,
     index_document,
@@ -298,7 +300,8 @@ class Repository:
 
     @retried
     def find(self, reference: str) -> Manifest | None:
-        """Return the manifest of a tag or digest. None if the manifest does not exist."""
+        """Return the manifest of a tag or digest. None if the manifest does not exist.
+        Raises ResultError if it is not a manifest or index."""
         answer = self._request("GET", f"manifests/{reference}", headers=ACCEPT)
         if answer.status_code == HTTPStatus.NOT_FOUND:
             return None
@@ -307,7 +310,18 @@ class Repository:
         expected = reference if ":" in reference else answer.headers.get("Docker-Content-Digest", manifest.digest)
         if expected != manifest.digest:
             raise TryAgain(f"{self}: the registry sent a manifest with the digest {manifest.digest}, not {expected}")
+        self._listed(reference, manifest)
         return manifest
+
+    def _listed(self, what: str, found: Manifest | Mapping[str, Any]) -> tuple[Descriptor, ...]:
+        """Return the manifests in an index. Raises ResultError if the index or manifest is not in OCI's form."""
+        try:
+            document = found.document if isinstance(found, Manifest) else found
+            annotations_of(document)
+            return manifests_of(document)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            problem = f"{type(error).__name__}: {error}"
+            raise ResultError(f"{self}: {what} is not a manifest or index: {problem}; delete it there") from None
 
     def manifest(self, digest: str) -> Manifest:
         """Return the manifest of a digest. Raises CommandError if the manifest does not exist."""
@@ -469,7 +483,11 @@ class Repository:
                 # A registry with the API answers with an OCI error, for example for an unknown repository.
                 self.registry.lacks_referrers = not errors_in(answer)
                 return None
-            items += manifests_of(json_of(answer))
+            items += self._listed(f"the list of attachments of {digest}", json_of(answer))
+        if len(items) > MOST_MANIFESTS:
+            raise ResultError(
+                f"{self}: {digest} has more than {MOST_MANIFESTS} attachments; delete those that you do not know"
+            )
         return tuple({item.digest: item for item in items}.values())
 
     def _referrers_by_tag(self, digest: str) -> tuple[Descriptor, ...]:

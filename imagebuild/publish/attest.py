@@ -18,7 +18,6 @@ from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import (
     PREDICATE_DIGEST,
     SIGNATURE,
-    Attestation,
     attestation_of,
     kind_of,
     list_attestations,
@@ -137,32 +136,31 @@ def _judge_attached(
 
     `digest` is the digest of the manifest. `members` maps platforms to the digests of the images that an attachment may
     be about: all images if the manifest is an index, otherwise only the image itself."""
-    believed: list[tuple[Attestation, BaseModel]] = []
+    # Only the verdicts are kept, because the attachments together may be larger than the memory.
+    judged: list[tuple[str, Outcome, str, str]] = []
+    newest: dict[tuple[str, str], str] = {}
+    scans: dict[str, tuple[tuple[str, str], str]] = {}
     for attached in read_attached(place, digest, trust):
-        item = attached.item
-        if attached.value:
-            believed.append((item, attached.value))
+        item, value = attached.item, attached.value
+        if value:
+            verdicts = [judge_predicate(value, member, platform, index) for platform, member in members.items()]
+            judged.append((item.kind, *next((v for v in verdicts if v[0] != "broken"), verdicts[0]), item.digest))
+            if isinstance(value, ScanResult):
+                scanned = (value.scanner.partition(" ")[0], value.digest)  # without the version of the scanner
+                newest[scanned] = max(value.started, newest.get(scanned, ""))
+                scans[item.digest] = scanned, value.started
         elif attached.distrust and item.kind in PREDICATES:
             reasons = filter(None, (attached.distrust, attached.problem))
             yield item.kind, "skipped", f"not trusted: {'; '.join(reasons)}", item.digest
         elif attached.problem:
             yield item.kind, "broken", attached.problem, item.digest
 
-    newest: dict[tuple[str, str], str] = {}
-    for scan in (value for _, value in believed if isinstance(value, ScanResult)):
-        newest[_scanned(scan)] = max(scan.started, newest.get(_scanned(scan), ""))
-    for attestation, value in believed:
-        verdicts = [judge_predicate(value, member, platform, index) for platform, member in members.items()]
-        outcome, detail = next((verdict for verdict in verdicts if verdict[0] != "broken"), verdicts[0])
-        if isinstance(value, ScanResult) and outcome != "broken" and value.started < newest[_scanned(value)]:
-            outcome, detail = "skipped", f"{detail}; this scan does not count, because a newer scan exists"
-        yield attestation.kind, outcome, detail, attestation.digest
-
-
-def _scanned(scan: ScanResult) -> tuple[str, str]:
-    """Return the name of the scanner without its version, and the digest of the scanned image.
-    If several scans have the same name and digest, only the newest of these scans counts."""
-    return scan.scanner.partition(" ")[0], scan.digest
+    for kind, outcome, detail, attachment in judged:
+        scanned, started = scans.get(attachment, (("", ""), ""))
+        if outcome != "broken" and started < newest.get(scanned, ""):
+            yield kind, "skipped", f"{detail}; this scan does not count, because a newer scan exists", attachment
+        else:
+            yield kind, outcome, detail, attachment
 
 
 def judge_predicate(value: BaseModel, digest: str, platform: str, index: str) -> tuple[Outcome, str]:

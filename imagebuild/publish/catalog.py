@@ -142,9 +142,11 @@ class CatalogReader:
     def _platform(self, place: Repository, image: PlatformImage, index: str, problems: list[str]) -> PublishedPlatform:
         labels = {str(name): str(value) for name, value in image.labels.items()}
         packages, scans, checks = None, list[Scan](), list[Checks]()
-        attached = tuple(read_attached(place, image.digest, self.trust))
-        for one in attached:
+        evidence = list[AttachedFile]()
+        for one in read_attached(place, image.digest, self.trust):
             value, item = one.value, one.item
+            file = AttachedFile(kind=item.kind, digest=item.digest, size_bytes=item.size, distrust=one.distrust)
+            evidence.append(file)
             if problem := one.problem or (value and mismatch(value, image.digest, image.platform, (index,))):
                 problems.append(f"the {item.kind} {item.digest} {problem}")
                 continue
@@ -161,10 +163,7 @@ class CatalogReader:
             labels=labels, packages=packages, updates=self._pending.get(image.digest),
             scan=max(scans, key=lambda scan: scan.started, default=None),
             checks=tuple(sorted(checks, key=lambda run: run.started, reverse=True)),
-            evidence=tuple(
-                AttachedFile(kind=a.item.kind, digest=a.item.digest, size_bytes=a.item.size, distrust=a.distrust)
-                for a in attached
-            ),
+            evidence=tuple(evidence),
         )  # fmt: skip
 
 

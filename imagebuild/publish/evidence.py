@@ -19,7 +19,7 @@ from imagebuild.core.errors import ConfigError, NothingSelected, ResultError
 from imagebuild.core.fields import Model, in_utc
 from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import Attestation, encode_predicate, read_attestations
-from imagebuild.oci.layout import INDEX_FILE, MARK_FILE
+from imagebuild.oci.layout import INDEX_FILE, MARK_FILE, digest_of
 from imagebuild.oci.registry import Repository
 from imagebuild.project.records import BuildResult, ScanResult
 from imagebuild.publish.provenance import Provenance
@@ -73,7 +73,7 @@ def read_attached(place: Repository, digest: str, trust: Signer | None, kind: st
     Everybody who may push can attach files, so only attachments that `trust` signed count. If `trust` is None, all
     attachments count that can be used. Raises CommandError if the registry fails."""
     manifest = place.manifest(digest).content if trust else b""
-    known = set[tuple[str, bytes]]()
+    known = set[tuple[str, str]]()
     for item in read_attestations(place, digest, kind):
         name, model = f"the {item.kind} {item.digest}", PREDICATES.get(item.kind)
         value, problem = None, item.problem
@@ -85,9 +85,10 @@ def read_attached(place: Repository, digest: str, trust: Signer | None, kind: st
             problem = str(error).removeprefix(f"{name}: ")
         if value and (late := _time_problem(value)):
             value, distrust = None, late
-        if not value or (item.kind, item.content) not in known:
+        same = (item.kind, digest_of(item.content))
+        if not value or same not in known:
             yield Attached(item, value, problem, distrust)
-        known |= {(item.kind, item.content)} if value else set()
+        known |= {same} if value else set()
 
 
 def _time_problem(value: BaseModel) -> str:

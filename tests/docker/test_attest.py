@@ -220,9 +220,12 @@ class Authority:
 
 
 def test_forged_attachments_do_not_deceive_the_real_cosign(tmp_path: Path) -> None:
-    """The rows that tests/unit/publish/test_evidence.py tries with a fake cosign and a fake registry."""
+    """One row for each signer, envelope, subject and end, because cosign needs up to a second for each attachment.
+    tests/unit/publish/test_evidence.py tries all rows with a fake cosign and a fake registry."""
     need("cosign")
-    authority, project, rows = Authority.make(tmp_path), Files(tmp_path / "project"), data("publish/forged").values()
+    authority, project = Authority.make(tmp_path), Files(tmp_path / "project")
+    forged, kinds = data("publish/forged"), ("by", "about", "tamper", "json", "ends")
+    rows = {str([row.get(key) for key in kinds]): row for row in forged.values() if row["ends"] != "trusted"}.values()
     trust = replace(TRUST, cosign=authority.cosign)
     with own_registry(tmp_path) as address:
         project.write("matrix.yaml", MATRIX.replace("repository: example", f"repository: {address}/acme"))
@@ -231,8 +234,8 @@ def test_forged_attachments_do_not_deceive_the_real_cosign(tmp_path: Path) -> No
         place.put_manifest(place.manifest(image.digest), "latest")
         victim = Victim(place, image, project.load(), trust, authority.sign)
         victim.attach_ours()
-        victim.withstands(*(row for row in rows if row["ends"] != "trusted"))
-        victim.withstands(*(row for row in rows if row["ends"] == "trusted"))
+        victim.withstands(*rows)
+        victim.withstands(forged["ours, by the other workflow"])  # only one, because only the newest scan counts
 
 
 def verify_attestation(cosign: Cosign, name: str, kind: str, key: Path) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from imagebuild.core.http import Patience
 from imagebuild.oci import registry
 from imagebuild.oci.layout import (
     CONFIG,
+    INDEX,
     MANIFEST,
     Attachment,
     BlobStream,
@@ -35,6 +36,7 @@ from imagebuild.oci.layout import (
 )
 from imagebuild.oci.registry import Registry, connect_registry, copy_image, push_image, stored_credentials
 from tests import layouts
+from tests.conftest import data
 from tests.faulty import refusal
 from tests.registry_fake import IDENTITY, PASSWORD, USER, FakeRegistry, put_image
 
@@ -124,6 +126,20 @@ def test_refusals(server: FakeRegistry) -> None:
         place.put_manifest(Manifest(content, MANIFEST), "t")
 
 
+@pytest.mark.parametrize("row", (rows := data("publish/manifests")).values(), ids=rows)
+def test_documents_that_are_no_manifests(row: dict[str, Any]) -> None:
+    registry = FakeRegistry(referrers_api=False)
+    image = put_image(registry, "a")
+    entries = ",".join([json.dumps(image.to_json())] * row.get("repeat", 1))
+    content = (row["text"] * row.get("times", 1)).replace("{entry}", entries).encode()
+    held, sent = registry.repositories["a"], Manifest(content, INDEX)
+    held.manifests[sent.digest] = sent
+    held.tags |= dict.fromkeys(("t", referrers_tag(image.digest)), sent.digest)
+    for read, name in ((registry.at("a").find, "t"), (registry.at("a").referrers, image.digest)):
+        with pytest.raises(ResultError, match=f"a: (t|sha256-.*) is not a manifest or index: .*{row['says']}"):
+            read(name)
+
+
 def test_another_publisher_moves_the_tag_meanwhile(server: FakeRegistry) -> None:
     own, other = (put_image(server, "a", content) for content in (b"own", b"other"))
     taken = server.take_manifest
@@ -145,10 +161,10 @@ def test_uploads_of_all_kinds(server: FakeRegistry, monkeypatch: pytest.MonkeyPa
         b"bytes": b"bytes", b"": BlobStream(0, lambda: iter(())),
         b"abcdef": BlobStream(6, lambda: iter([b"abc", b"def"])),
     }  # fmt: skip
-    for data, content in contents.items():
-        assert place.put_blob(content, digest_of(data)) == Counter(blobs=1, bytes=len(data))
-        assert place.put_blob(content, digest_of(data)) == Counter()
-        assert server.repositories["a"].blobs[digest_of(data)] == place.blob(digest_of(data)) == data
+    for raw, content in contents.items():
+        assert place.put_blob(content, digest_of(raw)) == Counter(blobs=1, bytes=len(raw))
+        assert place.put_blob(content, digest_of(raw)) == Counter()
+        assert server.repositories["a"].blobs[digest_of(raw)] == place.blob(digest_of(raw)) == raw
     monkeypatch.setattr("imagebuild.oci.registry.MOST_BYTES", 5)
     with pytest.raises(CommandError, match=f"a: blob {digest_of(b'abcdef')}: is larger than the maximum of 5 bytes"):
         place.blob(digest_of(b"abcdef"))
