@@ -18,7 +18,7 @@ from imagebuild.core.files import read_text
 
 MOST_VALUES, MOST_LEVELS = 1_000_000, 100
 """Maximum number of values in a YAML text, after each alias is replaced by its value, and how deep they are nested."""
-KINDS: Mapping[type, str] = {dict: "a mapping", list: "a list"}
+KINDS: Mapping[type, str] = {dict: "a mapping", list: "a list", str: "a text"}
 """Maps types of values to their names in messages."""
 
 
@@ -202,7 +202,8 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
         return f"unknown key; did you mean {near!r}?" if near else "unknown key; remove it, or correct its name"
     if kind == "missing":
         return f"is missing; add `{loc[-1]}: …`"
-    is_scalar = isinstance(got, str | int | float)
+    # A whole file that is one text is not shown, because a link may lead to a file with passwords.
+    is_scalar = isinstance(got, str | int | float) and bool(loc)
     shown = redacted_text(repr(got))[:200] if is_scalar else KINDS.get(type(got), "nothing")
     if kind == "value_error":
         problem = detail["msg"].removeprefix("Value error, ")

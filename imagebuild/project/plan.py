@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from graphlib import CycleError, TopologicalSorter
 from itertools import product
+from math import prod
 from typing import get_args
 
 from pydantic import Field
@@ -25,6 +26,8 @@ REVISION = "{revision}"
 """Placeholder that stays in the tags of a plan, so that the plan does not depend on the commit. `imagebuild publish`
 replaces the placeholder."""
 REVISION_DIGITS = 7
+MOST_COMBINATIONS = 10_000
+"""Maximum number of combinations of an image's axes."""
 
 
 def combination_id(image: str, axes: Mapping[str, str]) -> str:
@@ -115,6 +118,10 @@ def make_plan(project: Project) -> Plan:
         components = with_requirements(project, name, mistakes)
         choices = _axis_values(project, name, mistakes)
         if mistakes.texts:
+            continue
+        if (number := prod(map(len, choices))) > MOST_COMBINATIONS:
+            problem = f"has {number} combinations, the maximum is {MOST_COMBINATIONS}; remove values"
+            mistakes.add(project.matrix.at("images", name, "axes"), f"images.{name}.axes: {problem}")
             continue
         for values in product(*choices):
             axes = dict(zip(image.axes, values, strict=True))

@@ -97,8 +97,13 @@ def first_mistake(text: str) -> tuple[str, str]:
     mistake."""
     blocks = _blocks(text)
     for word, rest, _ in (instruction for block in blocks for instruction in block.instructions):
+        line = rest.partition("\n")[0]
         if word not in INSTRUCTIONS:
-            return rest.partition("\n")[0], f"unknown instruction {word!r}{suggestion(word, [*INSTRUCTIONS])}"
+            return line, f"unknown instruction {word!r}{suggestion(word, [*INSTRUCTIONS])}"
+        # BuildKit sees no heredoc in a quoted text or in CMD. Then, it must refuse the line that would end the heredoc.
+        for _, _, end in HEREDOC.findall(line):
+            if not re.fullmatch(r"[A-Za-z_][\w.-]*", end) or end.upper() in CONFIGURATION:
+                return line, f"the delimiter {end!r} of a heredoc must be a word that is no instruction, such as EOF"
     if blocks and not blocks[-1].whole:
         word, rest, _ = blocks[-1].instructions[-1]
         line = rest.partition("\n")[0]
@@ -136,7 +141,8 @@ def _blocks(text: str) -> tuple[_Block, ...]:
 
 @lru_cache(maxsize=4096)
 def _block(text: str) -> _Block:
-    instructions, lines, whole = [], iter(text.splitlines()), True
+    # BuildKit does not end a line at the other characters at which `splitlines` ends it, such as U+2028.
+    instructions, lines, whole = [], iter(text.split("\n")), True
     platform, start, name = "", "", ""
     for line in lines:
         head = line.strip()
