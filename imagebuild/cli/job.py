@@ -34,24 +34,12 @@ def job(
     hardware = find_profile(load_profiles(*folders), profile).model
     known = load_facts(*options.data_folders(facts, "jobs", project.root))
     request = JobRequest(
-        words=tuple(sys.argv[1:]),
-        scheduler=scheduler,
-        profile=profile,
-        fabric=fabric or default_fabric(hardware, known.fabrics),
-        cluster=cluster,
-        nodes=nodes,
-        racks=racks,
-        gpus=gpus,
-        features=tuple(name for text in features for name in text.split(",")),
-        components=components,
-        container=container,
-        image=image,
-        nccl=nccl,
-        test=test,
-        settings=settings,
-        collect=collect,
+        words=tuple(sys.argv[1:]), scheduler=scheduler, profile=profile,
+        fabric=fabric or default_fabric(hardware, known.fabrics), cluster=cluster, nodes=nodes, racks=racks, gpus=gpus,
+        features=tuple(name for text in features for name in text.split(",")), components=components,
+        container=container, image=image, nccl=nccl, test=test, settings=settings, collect=collect,
         profiles=str(profiles) if profiles else None,
-    )
+    )  # fmt: skip
     if registry is None:
         registry = find_facts(known.clusters, "cluster", cluster).registry
     if registry is not None and not REGISTRY.fits(registry):

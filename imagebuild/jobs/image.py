@@ -203,11 +203,6 @@ def _stack_of(image: OfferedImage, stacks: Mapping[str, YamlFile[Stack]]) -> str
 def _job_image(image: OfferedImage, stack: str, offer: Offer) -> JobImage:
     plain_version = re.match(r"\d+(\.\d+)+", image.nccl)
     return JobImage(
-        image.reference,
-        stack,
-        plain_version[0] if plain_version else None,
-        image.arches,
-        driver=DRIVERS.get(major(image.axes["cuda"])),
-        is_planned=not offer.is_published,
-        components=image.components,
-    )
+        image.reference, stack, plain_version[0] if plain_version else None, image.arches,
+        driver=DRIVERS.get(major(image.axes["cuda"])), is_planned=not offer.is_published, components=image.components,
+    )  # fmt: skip
