@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from imagebuild.build.impact import compare_states
 from imagebuild.build.state import ProjectState, read_state
 from imagebuild.core.console import markdown_table
-from imagebuild.project.changes import parse_changes
+from imagebuild.project.project import parse_changes
 from tests.conftest import ROOT
 
 CUDA = "13.2.1,13.1.1,13.0.2,12.9.1,12.8.1,12.6.3"

@@ -14,8 +14,8 @@ from imagebuild.build.state import NOTHING, ProjectState, read_state
 from imagebuild.core.console import err, out
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Platform
-from imagebuild.project.changes import Changes
 from imagebuild.project.plan import Target
+from imagebuild.project.project import Changes
 from imagebuild.project.revision import files_at_revision
 
 

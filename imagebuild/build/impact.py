@@ -12,7 +12,7 @@ from imagebuild.build.state import NOTHING, ProjectState, read_state
 from imagebuild.core import console
 from imagebuild.core.console import out
 from imagebuild.core.fields import Model
-from imagebuild.project.changes import Changes
+from imagebuild.project.project import Changes
 from imagebuild.project.revision import files_at_revision
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 from imagebuild.build import bake
 from imagebuild.core.fields import Platform
 from imagebuild.project import load
-from imagebuild.project.changes import Changes
 from imagebuild.project.lockfile import digest_of
-from imagebuild.project.plan import Target, make_plan
-from imagebuild.project.select import select_targets
+from imagebuild.project.plan import Target, make_plan, select_targets
+from imagebuild.project.project import Changes
 from imagebuild.render.renderer import Renderer
 from imagebuild.render.stages import Stage, needed_stages, stages_of
 

@@ -40,8 +40,8 @@ def build(
     """Build targets with BuildKit."""
     from imagebuild.build.bake import BuildRequest
     from imagebuild.build.build import build_targets, print_builds
-    from imagebuild.project.changes import check_repository
-    from imagebuild.project.select import select_targets
+    from imagebuild.project.plan import select_targets
+    from imagebuild.project.project import check_repository
 
     check_repository("--cache", cache)
     given = {
@@ -103,7 +103,7 @@ def create_bundle(
     """Build targets without a cache, and keep all downloads in the bundle."""
     from imagebuild.build.bake import BuildRequest
     from imagebuild.build.build import build_targets
-    from imagebuild.project.select import select_targets
+    from imagebuild.project.plan import select_targets
 
     changes = edits.parse()
     workspace = project.open(changes)

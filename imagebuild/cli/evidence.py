@@ -80,8 +80,8 @@ def freshness(
     from imagebuild.lock.repositories import SignedSuite, read_suite
     from imagebuild.lock.resolve import network_upstream
     from imagebuild.oci.registry import connect_registry
+    from imagebuild.project.plan import select_targets
     from imagebuild.project.records import ScanResult
-    from imagebuild.project.select import select_targets
     from imagebuild.publish.evidence import read_evidence
     from imagebuild.publish.freshness import print_freshness, security_updates
 

@@ -25,9 +25,8 @@ def job(
     """Print a benchmark as an MPIJob, a JobSet or a Slurm script."""
     from imagebuild.bench.profiles import find_profile, load_profiles
     from imagebuild.core.console import err
-    from imagebuild.jobs.facts import REGISTRY, default_fabric, find_facts
+    from imagebuild.jobs.facts import REGISTRY, default_fabric, find_facts, load_facts
     from imagebuild.jobs.job import resolve_job
-    from imagebuild.jobs.load import load_facts
     from imagebuild.jobs.manifest import job_text
 
     folders = options.data_folders(profiles, "profiles", project.root)

@@ -21,7 +21,7 @@ def lock(
     With --check, the exit status is 1 if a build would stop or a pin is unused, and 4 if a server did not answer."""
     from imagebuild.core.console import out
     from imagebuild.lock.resolve import LockFile, check_lock, complaint, network_upstream, show_report
-    from imagebuild.project.select import select_targets
+    from imagebuild.project.plan import select_targets
 
     given = {"--check": check, "--update": update, "--date": date, "--show": show, "--offline": offline,
              "--json": json_file is not None}  # fmt: skip

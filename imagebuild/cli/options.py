@@ -21,9 +21,8 @@ from imagebuild.core.errors import ConfigError, ImagebuildError
 
 if TYPE_CHECKING:
     from imagebuild.core.fields import Platform
-    from imagebuild.project.changes import Changes
     from imagebuild.project.plan import Plan, Target
-    from imagebuild.project.project import Project
+    from imagebuild.project.project import Changes, Project
     from imagebuild.publish.signatures import Signer
     from imagebuild.render.renderer import Renderer
 
@@ -218,9 +217,9 @@ class ProjectFiles:
 
     def open(self, changes: Changes | None = None) -> Workspace:
         """Read the project and make its plan. Raises ConfigError that lists every mistake."""
-        from imagebuild.project.changes import Changes
         from imagebuild.project.load import load_project
         from imagebuild.project.plan import make_plan
+        from imagebuild.project.project import Changes
 
         project = load_project(self.folder).changed(changes or Changes())
         return Workspace(project, make_plan(project))
@@ -243,7 +242,7 @@ class PlanChanges:
 
     def parse(self, registry: str | None = None) -> Changes:
         """Return the changes that these options and --registry make. Raises ConfigError for a wrong value."""
-        from imagebuild.project.changes import parse_changes
+        from imagebuild.project.project import parse_changes
 
         return parse_changes(self.settings, self.with_, self.without, repository=registry)
 

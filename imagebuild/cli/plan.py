@@ -17,7 +17,7 @@ def init(folder: Path, repository: str, image: str, workflow: str | None) -> Non
 
     from imagebuild.core.console import out
     from imagebuild.core.files import write_text
-    from imagebuild.project.changes import check_repository
+    from imagebuild.project.project import check_repository
 
     check_repository("--repository", repository)
     if not re.fullmatch("[a-z0-9][a-z0-9-]*", image):
@@ -49,7 +49,7 @@ def plan(
     json_file: str | None,
 ) -> None:  # fmt: skip
     """List the targets, which are the images to build."""
-    from imagebuild.project.select import restricted_components, select_excluded, select_targets
+    from imagebuild.project.plan import restricted_components, select_excluded, select_targets
 
     changes = edits.parse(registry)
     workspace = project.open(changes)
@@ -100,7 +100,7 @@ def render(
 ) -> None:  # fmt: skip
     """Print the self-contained Dockerfile of a target."""
     from imagebuild.project.lockfile import check_pinned
-    from imagebuild.project.select import select_one
+    from imagebuild.project.plan import select_one
 
     workspace = project.open(edits.parse())
     chosen = select_one(workspace.plan, target)

@@ -142,8 +142,7 @@ def prune(
     Only the staging repositories, to which `imagebuild build --push` pushes images before publication, are searched."""
     from imagebuild.oci.reference import parse_reference
     from imagebuild.oci.registry import connect_registry
-    from imagebuild.project.plan import repository_name
-    from imagebuild.project.select import select_targets
+    from imagebuild.project.plan import repository_name, select_targets
     from imagebuild.publish.prune import delete_staged, judge_staged
 
     workspace = project.open(options.PlanChanges().parse(registry))

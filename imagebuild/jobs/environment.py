@@ -23,8 +23,7 @@ from imagebuild.jobs.facts import (
 )
 from imagebuild.jobs.image import JobImage, conditions_of_image, plugin_remedy
 from imagebuild.jobs.request import JobRequest
-from imagebuild.jobs.settings import PLACES, Variable
-from imagebuild.jobs.size import Size, conditions_of_size
+from imagebuild.jobs.size import PLACES, Size, Variable, conditions_of_size
 
 OVERRIDABLE = ("NCCL_NET_PLUGIN", "LD_LIBRARY_PATH", "UCX_NET_DEVICES", "NCCL_IB_HCA")
 """Variables for which a higher layer, such as a cluster, may replace the value of a lower layer, such as a fabric.

@@ -21,10 +21,9 @@ from imagebuild.oci.image import PlatformImage, image_of, is_image
 from imagebuild.oci.layout import INDEX, Descriptor, Manifest, blobs_of, encode_json, manifests_of
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, Repository, copy_image
-from imagebuild.project.plan import REVISION, Plan, Target, repository_name
+from imagebuild.project.plan import REVISION, Plan, Target, repository_name, restricted_components, select_targets
 from imagebuild.project.project import Project
 from imagebuild.project.records import BuildResult, Published, PublishResult, RenderedHashes
-from imagebuild.project.select import restricted_components, select_targets
 from imagebuild.publish.attest import attach, missing_attachments, verify_attachments
 from imagebuild.publish.decide import (
     Choice,

@@ -19,9 +19,8 @@ from imagebuild.oci import engine, image
 from imagebuild.oci.image import FoundImage, PlatformImage
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry, connect_registry
-from imagebuild.project.plan import Plan, Target, axes_of, components_of
+from imagebuild.project.plan import Plan, Target, axes_of, components_of, select_one
 from imagebuild.project.records import BuildResult
-from imagebuild.project.select import select_one
 
 
 @dataclass(frozen=True)

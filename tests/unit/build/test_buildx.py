@@ -28,9 +28,8 @@ from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.oci.engine import Endpoint
 from imagebuild.oci.image import images_in
 from imagebuild.oci.layout import Layout
-from imagebuild.project.changes import Changes
 from imagebuild.project.plan import Plan
-from imagebuild.project.project import Project
+from imagebuild.project.project import Changes, Project
 from imagebuild.project.records import BuildResult
 from imagebuild.render.renderer import Renderer
 from tests import layouts

@@ -6,7 +6,7 @@ import pytest
 
 from imagebuild.build.impact import Impact, compare_states
 from imagebuild.build.state import read_state
-from imagebuild.project.changes import parse_changes
+from imagebuild.project.project import parse_changes
 from tests import reference_cost
 from tests.conftest import ROOT, Files, git
 from tests.reference_cost import CHANGES, COLD, Change

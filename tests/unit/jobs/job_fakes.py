@@ -15,9 +15,8 @@ import yaml
 
 from imagebuild.bench.profiles import Profile, load_profiles
 from imagebuild.core.errors import ConfigError
-from imagebuild.jobs.facts import JobFacts, default_fabric
+from imagebuild.jobs.facts import JobFacts, default_fabric, load_facts
 from imagebuild.jobs.job import Job, resolve_job
-from imagebuild.jobs.load import load_facts
 from imagebuild.jobs.manifest import job_text
 from imagebuild.jobs.offer import Offer
 from imagebuild.jobs.request import JobRequest

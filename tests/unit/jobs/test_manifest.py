@@ -17,7 +17,7 @@ import yaml
 
 from imagebuild.bench.models import Half
 from imagebuild.bench.read import read_text
-from imagebuild.jobs.load import load_facts
+from imagebuild.jobs.facts import load_facts
 from imagebuild.jobs.manifest import job_text
 from tests.conftest import ROOT, data, ran
 from tests.unit.bench.nccl_tables import FACTORS, RELEASES, Table

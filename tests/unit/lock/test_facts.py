@@ -33,9 +33,8 @@ from imagebuild.project.lockfile import (
     check_pinned,
     key_of,
 )
-from imagebuild.project.plan import Target, make_plan
+from imagebuild.project.plan import Target, make_plan, select_one
 from imagebuild.project.project import Project
-from imagebuild.project.select import select_one
 from imagebuild.render.image import adaptations
 from imagebuild.render.renderer import Renderer
 from tests.conftest import ROOT

@@ -23,7 +23,6 @@ from imagebuild.lock.resolve import (
     merged_sources,
     without_unused,
 )
-from imagebuild.project.changes import Changes
 from imagebuild.project.lockfile import (
     Archive,
     BaseImage,
@@ -42,7 +41,7 @@ from imagebuild.project.lockfile import (
     key_of,
 )
 from imagebuild.project.plan import Plan, make_plan
-from imagebuild.project.project import Project
+from imagebuild.project.project import Changes, Project
 from imagebuild.render.renderer import Renderer
 from tests.conftest import LIBRARY, Files
 from tests.unit.lock.lock_fakes import ENTRIES, KEY, OTHER, REPOSITORY, A, B, C, Fake, lock_of, packages, wheel

@@ -1,5 +1,7 @@
-from imagebuild.project.changes import parse_changes
+"""A project with the changes of the command line, and the changes that options make."""
+
 from imagebuild.project.plan import make_plan
+from imagebuild.project.project import parse_changes
 from tests.conftest import LIBRARY, Files
 
 
@@ -23,3 +25,8 @@ def test_the_component_that_fulfils_a_requirement(tiny: Files) -> None:
     assert project.provider("library", []) == "library", "components have their own name, present or not"
     assert project.provider("library", ["library"], {"library": "other"}) == "other", "an image may prefer one"
     assert project.provider("nothing", ["library"]) is None
+
+
+def test_the_command_that_pins_what_changes_need() -> None:
+    changes = parse_changes(["tool=4", "cuda=13.1"], with_=["extra"], repository="r.test/x")
+    assert changes.lock_command("tiny") == "imagebuild lock tiny --set tool=4 --set cuda=13.1 --with extra"
