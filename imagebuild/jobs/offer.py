@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pydantic import ConfigDict, Field
 
 from imagebuild.core.errors import ConfigError, ResultError
-from imagebuild.core.fields import ARCHS, Arch, Model, Platform
+from imagebuild.core.fields import ARCHS, Arch, Digest, ImageName, Model, Platform, Repository, Tag
 from imagebuild.core.yaml import read_written
 
 
@@ -28,8 +28,8 @@ class PlannedTarget(_Part):
     platforms: tuple[Platform, ...]
     components: dict[str, str]
     """Maps each component to its version."""
-    name: str
-    aliases: tuple[str, ...] = ()
+    name: ImageName
+    aliases: tuple[ImageName, ...] = ()
 
 
 class PlanFile(_Part):
@@ -65,10 +65,10 @@ class CatalogImage(_Part):
     axes: dict[str, str]
     versions: dict[str, str]
     stack: dict[str, str] = Field(default_factory=dict)
-    repository: str
-    digest: str
-    tags: tuple[str, ...]
-    aliases: tuple[str, ...]
+    repository: Repository
+    digest: Digest
+    tags: tuple[Tag, ...]
+    aliases: tuple[Tag, ...]
     platforms: tuple[CatalogPlatform, ...]
 
 
