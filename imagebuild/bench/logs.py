@@ -104,7 +104,7 @@ _DIGITS_OF_HOST = re.compile(r"[\da-f]{1,12}")
 _SETTING = re.compile(
     r"\b(?P<name>NCCL_(?:ALGO|NVLS_ENABLE))(?: set by environment to |[\"']?[= ][\"']?)(?P<value>\^?\w[\w,;:^-]*)"
     r"|\b\d{10,15} Bytes -> Algo (?P<algo>\w{1,20})"
-    r"|\bcliqueSize (?P<clique>\d{1,6})\b|(?:\bUsing network |\bvia NET/)(?P<network>[A-Za-z]\w{0,40})"
+    r"|\bcliqueSize (?P<clique>\d{1,6})\b|(?:\bUsing network |\bvia NET/)(?P<network>[A-Za-z][\w ]{0,40}\w)"
 )
 _SETTING_MARKS = ("NCCL_", "-> Algo ", "cliqueSize ", "Using network ", "via NET/")
 """Every text that `_SETTING` matches contains one of these marks."""
@@ -307,7 +307,7 @@ _FAILURES: tuple[tuple[Verdict, str], ...] = (
         r"|terminated with exit code [1-9]|BAD TERMINATION OF|Segmentation fault|Process received signal|CANCELLED AT"
         r"|\boom[-_ ]?kill|OOMKilled|MPI_ABORT was invoked|error while loading shared libraries|Invalid number of GPUs"
         r"|not enough slots available|(?<!PMIx )was unable to (?:launch|find|start)|driver version is insufficient"
-        r"|is not supported by this test|\bKilled\s{0,4}$",
+        r"|is not supported by this test|\bKilled\s{0,4}$|\bXid \(PCI|GPU has fallen off the bus",
     ),
     ("failed", r"\bTest failure\b|^imagebuild: FAILED|\(core dumped\)|^terminate called after throwing"),
 )

@@ -93,7 +93,7 @@ def _make_run(source: str, table: Table, warnings: Sequence[str] = ()) -> Run:
         tool_version=table.facts.get("version") or None,
         **participants,
         **_collective(source, table, participants["ranks"]),
-        notes=_notes(table, warnings),
+        notes=_notes(table, warnings, participants.get("nodes")),
         clique=int(table.facts.get("clique", 0)) or None,
         algorithms=forced_classes(table.facts),
         rows=tuple(table.rows),
@@ -133,9 +133,9 @@ def _collective(source: str, table: Table, ranks: int | None) -> dict[str, Any]:
     return {"collective": name} if is_known else {"collective": None, "candidates": fitting if rows else ()}
 
 
-def _notes(table: Table, warnings: Sequence[str]) -> tuple[str, ...]:
+def _notes(table: Table, warnings: Sequence[str], nodes: int | None) -> tuple[str, ...]:
     """Return facts in the output that may explain the result."""
-    network = table.facts.get("network")
+    network = table.facts.get("network") if nodes != 1 else None  # within a node, NCCL uses no network
     groups = len({group for _, group in table.ranks})
     notes = [f"the network between the {groups} groups of ranks was not used"] if groups > 1 else []
     notes += [f"NCCL used the network {network}{' (TCP)' if network == 'Socket' else ''}"] if network else []

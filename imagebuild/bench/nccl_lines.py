@@ -100,8 +100,8 @@ def read_facts(text: str) -> tuple[str, Mapping[str, str]]:
     The kind is one of `_PATTERNS`, `elision` or `command`. The kind is empty for a row, a failure and any other output.
     """
     bare = text.lstrip("# \t*>|\\")
-    # If the line begins with an unknown prefix, the program's own text starts at the first #.
-    for candidate in (bare, text.partition("#")[2].lstrip("# \t")) if "#" in bare else (bare,):
+    # If the line begins with an unknown prefix, the program's own text starts at the first #. Prose quotes it: `# Avg`.
+    for candidate in (bare, text.partition("#")[2].lstrip("# \t")) if "#" in bare and "`#" not in bare else (bare,):
         for kind, pattern in _PATTERNS:
             if match := pattern.match(candidate):
                 return kind, {name: value.strip() for name, value in match.groupdict().items() if value is not None}

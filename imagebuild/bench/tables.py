@@ -358,7 +358,7 @@ def parse_ucx_text(source: str, lines: Sequence[LogLine]) -> ParsedLines[Perftes
         is_of_another = test and quantity and ("latency" in test) != (quantity == "latency")
         size = None if is_of_another else size
         name = quantity if is_of_another else test or quantity
-        tables.append(_TableBuilder(number, "ucx_perftest", name, columns, devices=devices))
+        tables.append(_TableBuilder(number, "ucx_perftest", name, columns, devices=[*devices]))
         return tables[-1]
 
     for number, text in logs.lines_of(_UCX_MARK, lines, longest=500):

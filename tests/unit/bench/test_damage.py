@@ -63,7 +63,7 @@ PERFTEST = (ROOT / "tests/data/bench/perftest.txt").read_text()
         "srun: error: n1: task 0: Exited with exit code 1", "Segmentation fault (core dumped)", "Killed",
         "command terminated with exit code 137", "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-24 ***",
         "CUDA failure common.cu:1", "terminate called after throwing an instance of 'std::bad_alloc'",
-        "bash: line 1: 71 Segmentation fault (core dumped) ./all_reduce_perf -b 8",
+        "bash: line 1: 71 Segmentation fault (core dumped) ./all_reduce_perf -b 8", "kernel: NVRM: Xid (PCI:0000:9a:00): 74, pid=7, NVLink",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("whole", [matrices(), PERFTEST, log()], ids=["nvbandwidth", "perftest", "nccl-tests"])
