@@ -46,7 +46,9 @@ def test_the_cause_nearest_to_the_root_counts() -> None:
 def test_lines_of_a_good_run_are_no_cause() -> None:
     (run,) = read_text("a.log", f"ssh: connect to host w-1 port 22: Connection refused\n{Table().text()}").runs
     assert (run.verdict, "cause" in run.reason) == ("ok", False)
-    (run,) = read_text("a.log", f"{HEAD}cache_evictions   2  1  0.0\nsrun: error: n1: task 0: Exited with exit code 1\n").runs
+    (run,) = read_text(
+        "a.log", f"{HEAD}cache_evictions   2  1  0.0\nsrun: error: n1: task 0: Exited with exit code 1\n"
+    ).runs
     assert "cause" not in run.reason
     (run,) = read_text("a.log", "box:7:7 [0] NCCL WARN Call to ibv_reg_mr failed\n" + Table().text()).runs
     assert run.verdict == "ok"
