@@ -9,6 +9,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from typing import IO, Literal
 
@@ -113,6 +114,7 @@ def _text(field: bytes) -> str:
     return field.partition(b"\0")[0].decode(errors="surrogateescape")
 
 
+@lru_cache(1024)
 def _number(field: bytes) -> int:
     """Return the number in a field of a header: octal digits, or a binary number if the first bit is set."""
     if field[0] & 0x80:

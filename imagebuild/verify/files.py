@@ -73,6 +73,8 @@ class FileEntry:
     """Content of the file, for the few files whose text the rules need."""
     sha256: str = ""
     """Hash of the content of a file; empty for an empty file."""
+    md5: str = ""
+    """Hash of a program with privileges. The package database has no better hash."""
     secrets: tuple[str, ...] = ()
     """Kinds of secrets that the file contains."""
     certificates: tuple[str, ...] = ()

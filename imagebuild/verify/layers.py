@@ -35,13 +35,17 @@ PEM = re.compile(rb"-----BEGIN CERTIFICATE-----\s+([A-Za-z0-9+/=\s]{64,}?)-----E
 SECRETS = [
     (s["kind"], [t.encode() for t in s["texts"]], re.compile(s["pattern"].encode())) for s in PATTERNS["secrets"]
 ]
+SECRET_TEXTS = [text for _, texts, _ in SECRETS for text in texts]
 CREDENTIALS = re.compile(rb"(?<![\w.])https?://[^\s/:@\"'<>$]+:(?P<body>[^\s/:@\"'<>${}]+)@[\w.-]+")
 ADDRESS = "address with a password"
 
 
+PATHS = {kind: re.compile(pattern).search for kind, pattern in PATTERNS["paths"].items()}
+
+
 def is_a(kind: str, path: str) -> bool:
     """Return whether a path is of this kind, a key of `paths` in patterns.yaml."""
-    return bool(re.search(PATTERNS["paths"][kind], path))
+    return PATHS[kind](path) is not None
 
 
 def secrets_in(data: bytes, *, settings: bool = False, binary: bool = False) -> set[str]:
@@ -51,7 +55,7 @@ def secrets_in(data: bytes, *, settings: bool = False, binary: bool = False) -> 
     password."""
     found = {
         kind
-        for kind, texts, expression in SECRETS
+        for kind, texts, expression in (SECRETS if any(map(data.__contains__, SECRET_TEXTS)) else ())
         if (kind == "private key" or not binary) and any(text in data for text in texts)
         for match in expression.finditer(data)
         if len(set(match["body"])) >= FEWEST_DIFFERENT and not match["body"].upper().endswith(b"EXAMPLE")
@@ -90,7 +94,8 @@ def scan(blob: Blob, number: int) -> Layer:
             if member.kind == "hardlink":
                 values["target"] = member_path(member.target) or ""
             elif member.kind == "file" and member.size:
-                values = _content(archive.content(), path, member.size)
+                privileged = member.capabilities or member.mode & 0o6000 > 0
+                values = _content(archive.content(), path, member.size, privileged)
             values["capabilities"] = member.capabilities
             entries.append(FileEntry(path, member.kind, member.mode, member.uid, member.gid, layer=number, **values))
     return Layer(tuple(entries), blob.size, blob.compression)
@@ -125,14 +130,19 @@ def _end_at_once() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _content(content: Iterator[bytes], path: str, size: int) -> dict[str, Any]:
+def _content(content: Iterator[bytes], path: str, size: int, privileged: bool) -> dict[str, Any]:
     """Return the fields of a FileEntry that describe the content of a file."""
-    sha256 = hashlib.sha256()
+    sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
 
     def hashed() -> Iterator[bytes]:
         for piece in content:
             sha256.update(piece)
+            if privileged:
+                md5.update(piece)
             yield piece
+
+    def hashes() -> dict[str, str]:
+        return {"sha256": sha256.hexdigest()} | ({"md5": md5.hexdigest()} if privileged else {})
 
     pieces = hashed()
     first = next(pieces)
@@ -143,14 +153,11 @@ def _content(content: Iterator[bytes], path: str, size: int) -> dict[str, Any]:
             for piece in pieces:
                 copy.write(piece)
             try:
-                return {"elf": elf.read(cast(IO[bytes], copy)), "sha256": sha256.hexdigest()}
+                return {"elf": elf.read(cast(IO[bytes], copy)), **hashes()}
             except elf.NotElf as error:
-                return {"broken": str(error), "sha256": sha256.hexdigest()}
+                return {"broken": str(error), **hashes()}
     text = None
     if is_a("kept", path) and size <= KEPT_SIZE:
         pieces = iter([text := b"".join(pieces)])
     secrets, certificates = search(pieces, settings=is_a("settings", path))
-    return {
-        "text": text, "sha256": sha256.hexdigest(), "secrets": tuple(sorted(secrets)),
-        "certificates": tuple(sorted(certificates)),
-    }  # fmt: skip
+    return {"text": text, "secrets": tuple(sorted(secrets)), "certificates": tuple(sorted(certificates)), **hashes()}

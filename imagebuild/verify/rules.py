@@ -7,7 +7,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatch, fnmatchcase
 from functools import cache, cached_property
 from itertools import groupby
@@ -15,7 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from imagebuild.bench.verification import CheckResult
-from imagebuild.core.errors import ResultError, plural
+from imagebuild.core.errors import ImagebuildError, ResultError, plural
 from imagebuild.core.fields import DIGEST, axis_facts, matches, natural_order
 from imagebuild.oci.image import FoundImage, PlatformImage
 from imagebuild.oci.layout import OPAQUE, WHITEOUT
@@ -30,7 +30,7 @@ from imagebuild.verify.checks import IMAGE
 from imagebuild.verify.elf import DRIVER, MACHINES, Closure, Loader
 from imagebuild.verify.files import Elf, FileEntry, Finding, Layer, Tree
 from imagebuild.verify.layers import PATTERNS, is_a, scan_all
-from imagebuild.verify.subject import room_explained
+from imagebuild.verify.subject import ImageFinder, room_explained
 
 
 class NotApplicable(Exception):
@@ -47,6 +47,8 @@ class Inspection:
     plan: Plan
     seconds: float = 0.0
     """Duration of reading the image, in seconds."""
+    finder: ImageFinder = field(default_factory=ImageFinder)
+    """Finds the base image."""
 
     @cached_property
     def tree(self) -> Tree:
@@ -80,19 +82,28 @@ class Inspection:
         return [entry for entry in entries if entry.kind in ("file", "hardlink") and not is_whiteout(entry.path)]
 
     @cached_property
-    def base_layers(self) -> int:
-        """The number of layers of the base image, below the first layer that imagebuild added.
-        0 if the history does not contain FIRST_STEP, or does not list every layer."""
-        steps = [step for step in self.image.config.get("history") or () if not step.get("empty_layer")]
-        ours = [number for number, step in enumerate(steps) if FIRST_STEP in str(step.get("created_by", ""))]
-        # The first one: the text of a later step may contain anything.
-        return ours[0] if ours and len(steps) == len(self.layers) else 0
+    def base(self) -> tuple[int, str]:
+        """The number of layers that the image shares with the base image in the lock, and why it is 0.
+        What the image says about its own base is not used, as anybody can write it."""
+        try:
+            reference = resolve_recipe(self.project, self.target).base
+            base = self.finder.find_in_registry(reference, Path()).image(self.image.platform)
+        except (NotApplicable, ImagebuildError) as error:
+            return 0, str(error)
+        layers = [layer.diff_id for layer in base.layers]
+        if "@" in reference and layers == [layer.diff_id for layer in self.image.layers[: len(layers)]]:
+            return len(layers), ""
+        return 0, f"the image does not begin with the layers of {reference}"
 
     def is_of_base(self, finding: Finding) -> bool:
         """Return whether a finding is about a file of the base image."""
+        layer = self.layer_of(finding)
+        return layer is not None and layer < self.base[0]
+
+    def layer_of(self, finding: Finding) -> int | None:
+        """Return the number of the layer that a finding is about; None if it is not about a layer."""
         entry = self.tree.get(finding.subject[1:]) if finding.subject.startswith("/") else None
-        layer = entry.layer if finding.layer is None and entry else finding.layer
-        return layer is not None and layer < self.base_layers
+        return entry.layer if finding.layer is None and entry else finding.layer
 
     @property
     def machine(self) -> int:
@@ -121,8 +132,6 @@ class Inspection:
         raise NotApplicable(f"the plan has no target {name}" if name else unknown)
 
 
-FIRST_STEP = "cat > /etc/profile.d/imagebuild.sh"
-"""Text in the image's history that identifies the first step of imagebuild."""
 DEVICES = {190: "CUDA", 224: "AMD GPU", 247: "BPF"}
 """ELF machine numbers of devices that are not CPUs. Programs load files for these devices as data."""
 
@@ -289,24 +298,27 @@ def not_world_writable(inspection: Inspection) -> Iterator[Finding]:
 
 
 def setuid(inspection: Inspection) -> Iterator[Finding]:
-    """Only programs of the distribution have setuid, setgid or Linux capabilities."""
-    first: dict[str, FileEntry] = {}
-    for entry in inspection.contents:
-        if PRIVILEGED.search(entry.path):
-            first.setdefault(entry.path, entry)
+    """Only unchanged programs of the distribution have setuid, setgid or Linux capabilities."""
+    packaged: set[tuple[str, str]] = set()
     for entry in inspection.tree:
-        if entry.kind != "file":
+        if entry.text and entry.path.endswith("md5sums"):
+            lines = (line.split(None, 1) for line in entry.text.decode("utf-8", "replace").splitlines())
+            packaged |= {(_merged(path), md5) for md5, path in (line for line in lines if len(line) == 2)}
+    for entry in inspection.tree:
+        if entry.kind != "file" or not (entry.mode & 0o6000 or entry.capabilities):
             continue
-        if PRIVILEGED.search(entry.path):
-            below = first.get(entry.path, entry)
-            if (entry.mode & 0o6000 or entry.capabilities) and below.sha256 != entry.sha256 and below.kind == "file":
-                text = f"is privileged, but its content is not that of layer {below.layer + 1}; keep the original"
-                yield Finding(f"/{entry.path}", text)
-            continue
-        if entry.mode & 0o6000:
-            yield Finding(f"/{entry.path}", f"is setuid or setgid (mode {entry.mode:o})")
-        if entry.capabilities:
-            yield Finding(f"/{entry.path}", "has Linux capabilities")
+        if not PRIVILEGED.search(entry.path):
+            what = f"is setuid or setgid (mode {entry.mode:o})" if entry.mode & 0o6000 else "has Linux capabilities"
+            yield Finding(f"/{entry.path}", what)
+        # Without a database of packages, as in images of other distributions, only the lowest layer is theirs.
+        elif (_merged(entry.path), entry.md5) not in packaged if packaged else entry.layer > 0:
+            origin = "of a package in /var/lib/dpkg/info" if packaged else "in layer 1"
+            yield Finding(f"/{entry.path}", f"is privileged, but its content is not that {origin}; keep the original")
+
+
+def _merged(path: str) -> str:
+    """Return a path without `usr/`. Packages may still name the folders that the distribution merged into /usr."""
+    return path.strip().removeprefix("usr/")
 
 
 def rootless(inspection: Inspection) -> Iterator[Finding]:
@@ -588,23 +600,26 @@ def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple
         findings = list(dict.fromkeys(rule(inspection)))
     except NotApplicable as reason:
         return result.model_copy(update={"reason": str(reason)})
-    faults, accepted = [], []
+    faults, accepted, unknown = [], [], ""
     unused = {waiver.subject: f"the waiver of {owner} matches no finding; remove it" for owner, waiver in waivers}
     for finding in findings:
         fitting = next((w for w in waivers if fnmatchcase(finding.subject, w[1].subject)), None)
         if finding.note:
             accepted.append(f"{finding} (note)")
-        elif rule not in INCLUDING_BASE and inspection.is_of_base(finding):
-            accepted.append(f"{finding} (base image)")
         elif fitting:
             owner, waiver = fitting
             unused.pop(waiver.subject, None)
             accepted.append(f"{finding} (waived: {owner}: {waiver.reason})")
+        elif rule not in INCLUDING_BASE and inspection.is_of_base(finding):
+            accepted.append(f"{finding} (base image)")
         else:
             faults.append(str(finding))
+            if rule not in INCLUDING_BASE and inspection.layer_of(finding) is not None:
+                unknown = inspection.base[1]
     lines = [*faults, *(f"{subject}: {text}" for subject, text in unused.items()), *accepted]
     if len(lines) > SHOWN:
         lines[SHOWN:] = [f"… and {len(lines) - SHOWN} more"]
+    lines += [f"all layers were judged, as those of the base image are unknown: {unknown}"] if unknown else []
     more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
     return result.model_copy(
         update={
@@ -615,15 +630,15 @@ def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple
     )  # fmt: skip
 
 
-def read_images(found: FoundImage, project: Project, plan: Plan) -> list[Inspection]:
-    """Read the files of an image, and return an inspection for each of the image's platforms.
+def read_images(found: FoundImage, project: Project, plan: Plan, finder: ImageFinder | None = None) -> list[Inspection]:
+    """Read the files of an image, and return an inspection for each of the image's platforms. `finder` finds its base.
     Raises CommandError if an engine or a registry fails, ResultError if the image cannot be read."""
     inspections = []
     with room_explained(found.name):
         for image in map(found.image, found.platforms):
             began = time.monotonic()
             read = scan_all([image.fetch(layer) for layer in image.layers])
-            inspection = Inspection(image, read, project, plan, time.monotonic() - began)
+            inspection = Inspection(image, read, project, plan, time.monotonic() - began, finder or ImageFinder())
             try:
                 inspection.tree  # noqa: B018  # an image that engines refuse has no tree
             except ResultError as error:
