@@ -25,9 +25,9 @@ from imagebuild.core.fields import axis_facts, matches
 from imagebuild.project.component import Check, nodes_needed, parse_need
 from imagebuild.project.load import hash_of_check, script_of
 from imagebuild.project.project import Project
-from imagebuild.verify.files import FileEntry, Tree
+from imagebuild.verify.files import Tree
 from imagebuild.verify.layers import is_a
-from imagebuild.verify.runner import Command, Execution, Session
+from imagebuild.verify.runner import Command, Execution, Session, shell_script
 
 IMAGE = "image"
 """First part of the names of checks that only read the image's files. Names of other checks begin with a component."""
@@ -183,48 +183,57 @@ def run_check(
     )  # fmt: skip
 
 
-COMPARED = 96
-"""Maximum number of files of the package database that are compared. About as many other files, from all layers, are
-also compared."""
+COMPARED = 192
+"""Number of compared files outside of the folders that are compared completely."""
 COMPARE_S = 300
 """Time limit of the comparison in seconds. The files may be on a network file system."""
+EMPTY = hashlib.sha256().hexdigest()
 
 
-def recognisable_files(tree: Tree) -> dict[str, str]:
-    """Map the paths of files that identify an image to their hashes.
-    These are files of the package database, and some files of each layer."""
-    by_layer: dict[int, list[FileEntry]] = defaultdict(list)
-    for entry in tree:
-        if entry.sha256 and is_a("recognisable", entry.path) and "\\" not in entry.path and "\n" not in entry.path:
-            by_layer[-1 if entry.path.startswith("var/") else entry.layer].append(entry)
-    each = max(4, COMPARED // len(by_layer)) if by_layer else 0
-    # Sorting by hash selects files from all parts of the layer.
-    chosen = (
-        entry
-        for layer, entries in by_layer.items()
-        for entry in sorted(entries, key=lambda entry: entry.sha256)[: COMPARED if layer < 0 else each]
-    )
-    return {f"/{entry.path}": entry.sha256 for entry in chosen}
+def expected_files(tree: Tree, folders: Collection[str], trees: Collection[str]) -> dict[str, str]:
+    """Map the paths of files that identify an image to their hashes, and the paths of symlinks to their targets.
+    These are all files in `folders` and below `trees`, those of the package database, and some others."""
+    below = tuple(f"{folder}/" for folder in trees)
+    complete = [e for e in tree if e.path.rpartition("/")[0] in folders or e.path.startswith(below)]
+    others = [entry for entry in tree if entry.sha256 and is_a("recognisable", entry.path)]
+    # Sorting by hash selects files from all parts of the image.
+    others.sort(key=lambda entry: (not entry.path.startswith("var/"), entry.sha256))
+    return {
+        f"/{entry.path}": entry.target if entry.kind == "symlink" else entry.sha256 or EMPTY
+        for entry in (*complete, *others[:COMPARED])
+        if entry.kind in ("file", "symlink") and entry.mode & 0o004 and re.fullmatch(r"[^\\\n]+", entry.path)
+    }
 
 
-def compare_files(session: Session, tree: Tree, digest: str, log: Path) -> CheckResult:
+def compare_files(
+    session: Session, tree: Tree, folders: Collection[str], trees: Collection[str], digest: str, *, log: Path
+) -> CheckResult:
     """Return whether the session runs in the image with this tree and digest, as the result of the check SAME_FILES.
-    The hashes of some files are compared."""
+    Everything in `folders` and below `trees` is compared, and some other files."""
     result = CheckResult(component=IMAGE, check=SAME_FILES, outcome="passed")
-    expected = recognisable_files(tree)
+    expected = expected_files(tree, folders, trees)
     if not expected:
         return result.model_copy(update={"outcome": "skipped", "reason": "the image has no files to compare"})
     # The image gets neither the expected hashes nor the one of the nonce, so that a false program cannot repeat them.
     nonce = secrets.token_hex(32)
-    script = f"printf %s {nonce} | sha256sum; sha256sum -- {shlex.join(expected)}"
+    below = tuple(f"/{folder}/" for folder in trees)
+    files = [path for path in expected if path.rpartition("/")[0][1:] not in folders and not path.startswith(below)]
+    lists = {"nonce": [nonce], "folders": folders, "trees": trees, "files": files}
+    script = "\n".join([*(f"{k}=({shlex.join(words)})" for k, words in lists.items()), shell_script(SAME_FILES)])
     execution = session.run(Command(script, user=session.surroundings.user, timeout_s=COMPARE_S, log=log))
-    printed = re.findall(r"^([0-9a-f]{64})  (.+)$", log.read_text(errors="replace"), re.MULTILINE)
-    hashes = {path: sha256 for sha256, path in printed}
-    differing = [path for path, sha256 in expected.items() if hashes.get(path) != sha256]
+    lines = log.read_text(errors="replace").splitlines()
+    found = {path: sha256 for line in lines for sha256, path in re.findall(r"^([0-9a-f]{64})  (.+)$", line)}
+    links = [line.removeprefix("link ") for line in lines if line.startswith("link ")]
+    found |= dict(zip(links, lines[-len(links) :] if links else (), strict=True))
+    proof = found.pop("-", "")
+    differing = [path for path, value in expected.items() if found.get(path) != value]
+    # A path that the tree has in another form, such as one that only root can read, was not added.
+    differing += [path for path in found if path not in expected and not tree.get(path[1:])]
+    differing = sorted(path for path in differing if not is_a("changed-by-runtime", path))
     outcome, reason = "passed", ""
-    if execution.status not in (0, 1):
-        outcome, reason = "skipped", "sha256sum cannot be run in the image"
-    elif hashes.get("-") != hashlib.sha256(nonce.encode()).hexdigest():
+    if execution.status != 0:
+        outcome, reason = "skipped", "sha256sum, xargs or readlink cannot be run in the image"
+    elif proof != hashlib.sha256(nonce.encode()).hexdigest():
         outcome, reason = "failed", f"sha256sum in the image computes wrong hashes; start {digest} instead"
     elif differing:
         differ = f"{len(differing)} of {len(expected)} files differ, such as {differing[0]}"
@@ -232,7 +241,7 @@ def compare_files(session: Session, tree: Tree, digest: str, log: Path) -> Check
     return result.model_copy(
         update={
             "outcome": outcome, "reason": reason, "command": execution.argv, "status": execution.status,
-            "output": "\n".join(differing) or f"{len(expected)} files are identical",
+            "output": "\n".join(differing[:COMPARED]) or f"{len(expected)} files are identical",
             "seconds": round(execution.seconds, 3),
         }
     )  # fmt: skip

@@ -74,6 +74,16 @@ class Inspection:
         """Each file in the folders that the dynamic loader searches, as a pair of folder and file name."""
         return [(folder, name) for folder in self.loader.folders(self.machine) for name in self.tree.names(folder)]
 
+    @property
+    def searched(self) -> list[str]:
+        """The folders in which programs and libraries are found: those of PATH, and those of the dynamic loader."""
+        paths = map(self.tree.resolve, self.image.env.get("PATH", SYSTEM_PATH).split(":"))
+        return list(
+            dict.fromkeys(
+                [*filter(None, paths), *filter(None, self.loader.folders(MACHINES.get(self.image.architecture, 0)))]
+            )
+        )
+
     @cached_property
     def contents(self) -> list[FileEntry]:
         """The files in all layers, without whiteouts, also if a later layer removes them."""

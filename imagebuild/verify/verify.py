@@ -116,8 +116,8 @@ def run_commands(
                 proof = CheckResult(component=IMAGE, check=SAME_FILES, outcome="skipped", reason=NO_FILES)
                 if inspections:
                     read = inspections[0]
-                    log = evidence.log(IMAGE, SAME_FILES)
-                    proof = checks.compare_files(session, read.tree, read.image.digest, log)
+                    log, trees = evidence.log(IMAGE, SAME_FILES), [f"opt/{name}" for name in read.tree.names("opt")]
+                    proof = checks.compare_files(session, read.tree, read.searched, trees, read.image.digest, log=log)
                 evidence.add(proof)
                 if proof.outcome == "failed":
                     raise CannotRun(f"the runner runs commands in another image: see the check {IMAGE}/{SAME_FILES}")

@@ -84,8 +84,9 @@ class Layout:
         return self.blob(json.dumps(document).encode(), media_type)
 
     def image(
-        self, layers: Iterable[bytes], config: Mapping[str, Any] | None = None, platform: str = "linux/amd64"
-    ) -> dict[str, Any]:
+        self, layers: Iterable[bytes], config: Mapping[str, Any] | None = None, platform: str = "linux/amd64",
+        annotations: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """Add an image of stored layers."""
         system, arch = platform.split("/")
         layers = list(layers)
@@ -94,7 +95,7 @@ class Layout:
         manifest = {
             "config": self.json(about),
             "layers": [self.blob(data, LAYERS.get(data[:2], PLAIN)) for data in layers],
-        }
+        } | ({"annotations": annotations} if annotations else {})
         found = self.json(manifest, MANIFEST) | {"platform": {"os": system, "architecture": arch}}
         self.manifests.append(found)
         self.write()

@@ -1,5 +1,7 @@
 """The choice of checks, their runs, and the judgement of their output: needs, versions, benchmarks and speed."""
 
+import os
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,22 +10,27 @@ import pytest
 from imagebuild.bench.models import Launch, PerftestTable, Results, Run
 from imagebuild.bench.verification import CheckResult, Surroundings
 from imagebuild.core.errors import ConfigError, NothingSelected
+from imagebuild.oci.layout import Blob
 from imagebuild.project.component import Check
 from imagebuild.project.project import Project
 from imagebuild.verify.checks import (
     FAILED_LINE,
     UNCOMPARED,
     ImageCheck,
+    compare_files,
     correctness_problem,
     judge_check,
     judged_speed,
     run_check,
     select_checks,
 )
-from imagebuild.verify.runner import Command, Execution, Session
+from imagebuild.verify.files import Tree
+from imagebuild.verify.layers import scan
+from imagebuild.verify.runner import Command, ExecSession, Execution, Session
 from tests.conftest import LIBRARY, ROOT, TOOL, Files
 from tests.unit.bench import speed_fakes
 from tests.unit.bench.speed_fakes import shipped
+from tests.unit.image_files import layer, symlink
 
 CHECKS = (ROOT / "tests/data/checks.yaml").read_text()
 RUNTIME = {"variant": "runtime"}
@@ -294,3 +301,39 @@ def test_speed_is_a_result_of_its_own(checked: CheckResult, check: Check, outcom
     assert speed
     assert (speed.check, speed.outcome, message in speed.reason) == ("all-reduce-speed", outcome, True)
     assert judged_speed(result(run(), outcome="skipped"), check, shipped("h100")) is None
+
+
+IN_IMAGE = {"bin/a": b"1", "bin/b": b"2", "bin/empty": b"", "opt/tool/lib/x": b"3", "usr/share/x": b"4"}
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("true", None), ("touch bin/nvidia-smi bin/docker-init opt/tool/x.pyc", None), ("rm usr/share/x", None), ("mkdir bin/x", None),
+        ("echo x > bin/added", "bin/added"), ("ln -s a bin/added", "bin/added"), ("echo x > bin/.added", "bin/.added"),
+        ("mkdir opt/tool/y; echo x > opt/tool/y/added", "opt/tool/y/added"), ("echo x > bin/a", "bin/a"), ("echo x > bin/empty", "bin/empty"),
+        ("rm bin/b", "bin/b"), ("ln -sf b bin/link", "bin/link"), ("rm bin/a; ln -s b bin/a", "bin/a"), ("echo x > opt/tool/lib/x", "opt/tool/lib/x"),
+        ("printf '#!/bin/sh\necho 1\n' > sha256sum; chmod +x sha256sum", "computes wrong hashes"),
+    ],
+)  # fmt: skip
+def test_the_place_of_a_prefix_is_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, found: str | None
+) -> None:
+    """The root of the image is a folder here, as no other root can be entered without rights."""
+    here = str(tmp_path / "root").strip("/")
+    nodes = {f"{here}/{path}": content for path, content in IN_IMAGE.items()} | {f"{here}/bin/link": symlink("a")}
+    for path, content in IN_IMAGE.items():
+        (tmp_path / "root" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / path).write_bytes(content)
+    (tmp_path / "root/bin/link").symlink_to("a")
+    subprocess.run(["bash", "-c", script], cwd=tmp_path / "root", check=True)
+    monkeypatch.setenv("PATH", f"{tmp_path}/root:{os.environ['PATH']}")
+    (tmp_path / "layer").write_bytes(layer(nodes))
+    tree = Tree([scan(Blob(tmp_path / "layer", (tmp_path / "layer").stat().st_size), 0)])
+    folders, trees = (f"{here}/bin",), (f"{here}/opt/tool",)
+    result = compare_files(ExecSession(["env"]), tree, folders, trees, "x@sha256:1", log=tmp_path / "log")
+    assert (result.outcome, found or "") == (
+        "failed" if found else "passed",
+        found if found and found in result.reason else "",
+    )

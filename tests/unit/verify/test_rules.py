@@ -59,6 +59,7 @@ class Case:
         self.layers: list[dict[str, Node | bytes]] = [dict(BASE)]
         self.settings: dict[str, Any] = dict(SETTINGS)
         self.history: list[dict[str, Any]] = []
+        self.comment, self.annotations = "", dict[str, str]()
         self.labels: dict[str, str | None] = {}
         self.pack: Callable[[bytes], bytes] = gzip.compress
         self.registry = FakeRegistry("docker.io")
@@ -73,7 +74,8 @@ class Case:
             labels = {**image_labels(recipe), **labels}
         settings = {**self.settings, "Labels": {k: v for k, v in labels.items() if v is not None}}
         layers = [self.pack(layer(files)) for files in self.layers]
-        Layout(self.root).image(layers, {"config": settings, "history": self.history})
+        config = {"config": settings, "history": self.history, "comment": self.comment}
+        Layout(self.root).image(layers, config, annotations=self.annotations)
         with ImageFinder().find(str(self.root)) as image:
             finder = ImageFinder(connect=lambda _: self.registry)
             found = list(judge_images(read_images(image, project, plan, finder)))
@@ -159,6 +161,12 @@ def test_a_fault_of_a_file(case: Case, rule: str, files: dict[str, Node | bytes]
 @pytest.mark.parametrize("row", OTHER_FAULTS, ids=lambda row: row["says"])
 def test_a_fault(case: Case, row: dict[str, Any]) -> None:
     case.layers.append({path: text.encode() for path, text in row.get("files", {}).items()})
+    for path, node in row.get("nodes", {}).items():
+        coded = {key: node[key].encode() for key in ("content", "type") if key in node}
+        case.layers[-1] = {**case.layers[-1], path: Node(**{**node, **coded})}
+    case.comment, case.annotations, case.history = (
+        row.get(key, kind()) for key, kind in (("comment", str), ("annotations", dict), ("history", list))
+    )
     case.settings |= {"Env": [f"{name}={value}" for name, value in ({"PATH": PATH} | row.get("env", {})).items()]}
     case.settings |= row.get("settings", {})
     case.labels |= row.get("labels", {})
