@@ -1,3 +1,4 @@
+# shellcheck disable=SC2154  # nonce, folders, trees and files are set before this script
 # Print the hashes of files and the targets of symlinks: all of `folders`, everything below `trees`, and `files`.
 # A line is `HASH  PATH`, `link PATH`, or the target of such a link. The hash of `nonce` proves the program.
 shopt -s nullglob dotglob globstar
