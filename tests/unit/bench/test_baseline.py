@@ -8,6 +8,7 @@ import pytest
 
 from imagebuild.bench.baseline import compare_with_baseline
 from imagebuild.bench.models import Results, Run, SpeedClaim
+from tests.conftest import data
 from tests.unit.bench.speed_fakes import GIB, matrix, run, table
 
 SIZES = [2**e for e in range(10, 35)]
@@ -78,13 +79,7 @@ def test_runs_that_differ_too_much_are_no_pass(factors: tuple[float, ...]) -> No
     assert verdict_of(Results(runs=runs), steady).state in ("too slow", "not judged")
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"devices": ("NVIDIA B200",)}, "the GPU is NVIDIA B200, but the GPU of the baseline is NVIDIA H200"),
-        ({"verdict": "wrong-data"}, "the verdict of the result is wrong-data"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "reason"), data("bench/cases")["results-that-cannot-be-compared"])
 def test_results_that_cannot_be_compared(changes: dict[str, object], reason: str) -> None:
     old, new = sweep(random.Random(8), 0.0), sweep(random.Random(8), 0.0).model_copy(update=changes)
     claim = verdict_of(Results(runs=(new,)), Results(runs=(old,)))

@@ -57,15 +57,7 @@ def matrices(test: str = "device_to_device_memcpy_read_ce", lowest: float = 390.
 PERFTEST = (ROOT / "tests/data/bench/perftest.txt").read_text()
 
 
-@pytest.mark.parametrize(
-    "crash",
-    [
-        "srun: error: n1: task 0: Exited with exit code 1", "Segmentation fault (core dumped)", "Killed",
-        "command terminated with exit code 137", "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-24 ***",
-        "CUDA failure common.cu:1", "terminate called after throwing an instance of 'std::bad_alloc'",
-        "bash: line 1: 71 Segmentation fault (core dumped) ./all_reduce_perf -b 8", "kernel: NVRM: Xid (PCI:0000:9a:00): 74, pid=7, NVLink",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("crash", data("bench/cases")["what-crashes-after-its-results-does-not-pass"])
 @pytest.mark.parametrize("whole", [matrices(), PERFTEST, log()], ids=["nvbandwidth", "perftest", "nccl-tests"])
 def test_what_crashes_after_its_results_does_not_pass(whole: str, crash: str) -> None:
     assert {result.verdict for result in read_text("log", whole).measured} == {"ok"}
@@ -365,11 +357,7 @@ def diagnosis() -> str:
 
 
 TAG = "[1,0]<stdout>:"
-WIDE = {
-    "sizes": tuple(1 << power for power in range(20, 35)),
-    "step": 2,
-    "speed": lambda size: 482.0 * size / (size + 6e7),
-}
+WIDE = {"sizes": tuple(1 << power for power in range(20, 35)), "step": 2, "speed": lambda size: 482.0 * size / (size + 6e7)}  # fmt: skip
 SHAPES = {
     "table": log(), "old table": log(release="2.10"), "without name": log("all_gather", release="2.13.10"),
     "two nodes": "".join(f"{TAG}{line}\n" for line in log(ranks=16, hosts=2, peak=478.0).splitlines()),
@@ -382,13 +370,7 @@ def chosen(text: str, rows: str) -> list[re.Match[str]]:
     """Return the rows of a text that a word such as `last` names."""
     found = list(FIGURES.finditer(text))
     half = len(found) // 2
-    parts = {
-        "first": slice(1),
-        "middle": slice(half, half + 1),
-        "last": slice(-1, None),
-        "second half": slice(half, None),
-        "all": slice(None),
-    }
+    parts = {"first": slice(1), "middle": slice(half, half + 1), "last": slice(-1, None), "second half": slice(half, None), "all": slice(None)}  # fmt: skip
     return found[parts[rows]]
 
 
@@ -415,19 +397,12 @@ def harmed(text: str, kind: dict[str, Any]) -> str:
         )
     if slow := kind.get("slow"):
         marks = ("2",) if len(slow) > 2 else ("", "2")
-        powers = {
-            f"{name}{mark}": power
-            for mark in marks
-            for name, power in (("time", -1), ("algbw", 1), ("busbw", 1), ("peak", 1), ("average", 1), ("rate", 1))
-        }
+        powers = {f"{name}{mark}": power for mark in marks for power, names in ((-1, ["time"]), (1, ["algbw", "busbw", "peak", "average", "rate"])) for name in names}  # fmt: skip
         text = rewritten(
-            text, slow[0], lambda name, old: scaled(old, slow[1] ** powers.get(name, 0)) if name in powers else old
+            text, slow[0], lambda name, old: scaled(old, slow[1] ** powers[name]) if name in powers else old
         )
-    for row in (
-        reversed(chosen(text, kind.get("cut") or kind.get("repeat") or "all"))
-        if {"cut", "repeat"} & kind.keys()
-        else ()
-    ):
+    changed = kind.get("cut") or kind.get("repeat")
+    for row in reversed(chosen(text, changed)) if changed else ():
         text = text[: row.start()] + row[0] * 2 * ("repeat" in kind) + text[row.end() :]
     if "drop" in kind:
         text = re.sub(rf"(?m)^.*(?:{kind['drop']}).*\n", "", text, count=0 if kind.get("all") else 1)
@@ -440,12 +415,8 @@ def harmed(text: str, kind: dict[str, Any]) -> str:
         numbers = {name: [float(row[key]) for row in FIGURES.finditer(text) for key in row.groupdict() if key.rstrip("_") in name and row[key] and re.fullmatch(r"[\d.]+", row[key])]
                    for name in (("busbw", "busbw2"), ("cell",))}  # fmt: skip
         mean = sum(numbers["busbw", "busbw2"]) / max(1, len(numbers["busbw", "busbw2"]))
-        text = TOTALS.sub(
-            lambda match: (
-                f"{match['mean']}{mean:.6g}" if match["mean"] else f"{match['sum']}{sum(numbers['cell',]):.2f}"
-            ),
-            text,
-        )
+        total = sum(numbers["cell",])
+        text = TOTALS.sub(lambda m: f"{m['mean']}{mean:.6g}" if m["mean"] else f"{m['sum']}{total:.2f}", text)
     if "mix" in kind and "float" in text and not text.startswith("{"):
         bare = text.replace(TAG, "").splitlines()
         orders = {"labels": [f"{n}: {line}" for line in bare for n in (0, 1)], "labels in order": [f"{n}: {line}" for n in (0, 1) for line in bare],

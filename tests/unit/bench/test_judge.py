@@ -91,15 +91,7 @@ def test_perftest_in_every_unit(row: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "profile", "ranks", "standing", "reason"),
-    [
-        (1, None, None, "failed", "8 tables of one rank each: the ranks were not joined"),
-        (1, "h200", None, "failed", "8 tables of one rank each: the ranks were not joined"),
-        (8, "h200", None, "failed", "8 files with a table of one rank each: the ranks were not joined"),
-        (8, None, 8, "failed", "8 files with a table of one rank each: the ranks were not joined"),
-        (8, None, None, "skipped", "1 rank, 1 node; 8 files with a table of one rank each: the ranks were not joined"),
-        (8, None, 1, "passed", "1 rank, 1 node"),
-    ],
+    ("files", "profile", "ranks", "standing", "reason"), data("bench/cases")["ranks-that-were-not-joined"]
 )
 def test_ranks_that_were_not_joined(
     files: int, profile: str | None, ranks: int | None, standing: str, reason: str
@@ -111,15 +103,7 @@ def test_ranks_that_were_not_joined(
     assert reason in judgements[0].participation.reason
 
 
-@pytest.mark.parametrize(
-    ("changes", "state", "reason", "standing"),
-    [
-        ({}, "right", "complete", "passed"),
-        ({"compared": False}, "not compared", "complete", "open"),
-        ({"verdict": "wrong-data", "reason": "4 wrong"}, "wrong", "wrong-data: 4 wrong", "failed"),
-        ({"verdict": "truncated", "reason": "no footer"}, "unfinished", "truncated: no footer", "failed"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "state", "reason", "standing"), data("bench/cases")["data"])
 def test_data(changes: dict[str, object], state: str, reason: str, standing: str) -> None:
     judgement = judge(run((GIB, 480.0, 480.0), **changes))
     assert (judgement.data.state, judgement.data.reason) == (state, reason)
@@ -205,16 +189,7 @@ def test_tools_that_never_compare_data_say_so() -> None:
     assert judged(tables=(validated,)).data.state == "right"
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "state", "standing"),
-    [
-        (("ok", "ok"), "right", "passed"),
-        (("ok", "failed"), "wrong", "failed"),
-        (("ok", "warned"), "not compared", "open"),
-        (("ok", "waived"), "right", "failed"),
-        (("waived", "waived"), "not compared", "open"),
-    ],
-)
+@pytest.mark.parametrize(("verdicts", "state", "standing"), data("bench/cases")["diagnostics"])
 def test_diagnostics(verdicts: tuple[str, ...], state: str, standing: str) -> None:
     """Software tests, which pass in all cases, are not tests of the hardware."""
     software = Diagnostic(source="d", category="Deployment", test="software")

@@ -71,10 +71,7 @@ def test_every_release_prints_what_is_read(release: str, collective: str) -> Non
     assert [(row.out_of_place, row.in_place) for row in bare.rows] == halves
 
 
-@pytest.mark.parametrize("options", [
-    {"timestamps": True}, {"per_iteration": True}, {"cputime": True},
-    {"validate": False}, {"hosts": 4}, {"ranks": 2}, {"ranks": 1}, {"ranks": 1440, "hosts": 20},
-])  # fmt: skip
+@pytest.mark.parametrize("options", data("bench/cases")["options-that-change-columns"])
 def test_options_that_change_columns(options: dict[str, object]) -> None:
     table = Table(**options)  # type: ignore[arg-type]
     run = only(table.text())
@@ -136,17 +133,7 @@ def test_tables_that_are_mixed(often: float, seed: int) -> None:
 TWO = [Table(seed=1, release="2.17.3").lines(), Table(seed=2, release="2.17.3").lines()]
 
 
-@pytest.mark.parametrize(
-    ("labels", "is_one_launch"),
-    [
-        (("[1,0]<stdout>:", "[1,8]<stdout>:"), True), (("[1,0]<stderr>: ", "[1,1]<stdout>: "), True), (("0: ", "1: "), True),
-        ((" 0: ", "15: "), True), (("[0] ", "[8] "), True), (("[rank0]: ", "[rank1]: "), True), (("[node1:0] ", "[node2:1] "), True),
-        (("rank 0: ", "rank 1: "), True), (("[prterun-n1-7@1,0]<stdout>: ", "[prterun-n1-7@1,1]<stdout>: "), True),
-        (("2026-11-21T07:26:50Z 0: ", "2026-11-21T07:26:51Z 1: "), True), (("[pod/launcher/mpi] [1,0]<stdout>:", "[pod/launcher/mpi] [1,1]<stdout>:"), True),
-        (("[pod/a/mpi] ", "[pod/b/mpi] "), False), (("a-0  | ", "b-0  | "), False), (("node1: ", "node2: "), False), (("[1,0]<stdout>:", "[2,0]<stdout>:"), False),
-        (("[pod/a/mpi] [1,0]<stdout>:", "[pod/b/mpi] [1,0]<stdout>:"), False), (("0: ", "0: "), False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("labels", "is_one_launch"), data("bench/cases")["labels-of-one-launch"])
 @pytest.mark.parametrize("in_order", [True, False])
 def test_labels_of_one_launch(labels: tuple[str, str], is_one_launch: bool, in_order: bool) -> None:
     """The processes of one launch print one table together. Pods, hosts and jobs are separate launches."""
@@ -323,10 +310,9 @@ def test_facts_of_one_run(text: str, facts: dict[str, object]) -> None:
     assert {name: getattr(run, name) for name in facts} == facts
 
 
-@pytest.mark.parametrize(("path", "collective"), [
-    ("out/alltoall-8.log", "alltoall"), ("x/AllGather_2n.txt", "all_gather"), ("a2/all_to_all/1.log", "alltoall"), ("allgather/alltoall.log", "alltoall"),
-    ("1.log", None), ("sendrecv.log", None), ("all_gather_alltoall.log", None), ("broadcaster.log", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "collective"), data("bench/cases")["the-name-of-a-file-names-the-collective-that-fits"]
+)
 def test_the_name_of_a_file_names_the_collective_that_fits(path: str, collective: str | None) -> None:
     (run,) = read_text(path, Table("2.13.10", "alltoall", validate=False).text()).runs
     assert (run.collective, run.candidates) == (collective, () if collective else ("all_gather", "alltoall"))

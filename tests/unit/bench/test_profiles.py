@@ -26,14 +26,7 @@ def test_every_reference_has_an_address() -> None:
         assert [r for r in profile.model.references if not re.search(r"\w/\w|\w\.md @", r.source)] == []
 
 
-@pytest.mark.parametrize(
-    ("profile", "device"),
-    [
-        ("a100-sxm", "A100-SXM4-40GB"), ("a100-pcie", "NVIDIA A100-PCIE-40GB"), ("a100-pcie", "NVIDIA A100 80GB PCIe"),
-        ("h100", "NVIDIA H100 80GB HBM3"), ("h200", "NVIDIA H200"), ("b200", "NVIDIA B200"), ("b300", "NVIDIA B300 SXM6 AC"),
-        ("gb200-nvl72", "NVIDIA GB200"), ("gh200", "NVIDIA GH200 120GB"), ("mi300x", "AMD Instinct MI300X"), ("p5en", "NVIDIA H200"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("profile", "device"), data("bench/cases")["names-of-gpus"])
 def test_names_of_gpus(profile: str, device: str) -> None:
     bases = {name: d.model for name, d in SHIPPED.items() if not d.model.extends}
     assert SHIPPED[profile].model.has(device)

@@ -105,10 +105,7 @@ def test_what_is_cut_is_no_pass(entry: dict[str, Any]) -> None:
 
 
 @every_entry
-@pytest.mark.parametrize("prefix", [
-    "[1,0]<stdout>:", "  0: ", "[0] ", "[pod/launcher-x7/mpi] 2026-11-21T07:26:09.12Z ",
-    "Nov 22 10:00:00 node7 bench[8]: ", "worker-0  | ", "2026-11-21T07:26:50.1+01:00 stdout F ", "> ",
-])  # fmt: skip
+@pytest.mark.parametrize("prefix", data("bench/cases")["prefixes-of-launchers-change-nothing"])
 def test_prefixes_of_launchers_change_nothing(entry: dict[str, Any], prefix: str) -> None:
     text = log_of(entry)
     prefixed = read_text("log", "".join(f"{prefix}{line}\n" for line in text.splitlines()))
@@ -193,13 +190,7 @@ def test_what_others_print_is_nothing(text: str) -> None:
     assert (items_of(results), results.sources[0].unread, results.sources[0].tools) == ([], 0, ())
 
 
-@pytest.mark.parametrize("piece", [
-    "1 ", "8 2 float sum -1 ", "{", '["', "[1,0]<stdout>:", "a:1:1 [0] NCCL INFO ", "x: a:1:1 [0] NCCL INFO\n",
-    "12 a:1:1 [0] NCCL INFO\n", "Rank 0 ", "1.1e+", "\x1b[", "...", "1\n", "{\n",
-    '{"results":\n', '{"results":[1,2],\n',
-    "# Out of bounds values : 0 OK\n", "# nThread 1 nGpus 1 minBytes 1 maxBytes 2\nTest NCCL failure\n",
-    "+ all_reduce_perf -b\n",
-])  # fmt: skip
+@pytest.mark.parametrize("piece", data("bench/cases")["time-grows-with-size-only"])
 def test_time_grows_with_size_only(piece: str) -> None:
     """Eight times the input may take about eight times as long, not 64 times. The limit allows for a busy machine."""
 

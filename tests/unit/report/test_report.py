@@ -16,7 +16,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from imagebuild.bench.models import Results
-from tests.conftest import ROOT
+from tests.conftest import ROOT, data
 from tests.report_samples import BAD, GOOD, HOSTILE, VERIFICATION, nccl_log
 from tests.unit.bench.nccl_tables import Table
 from tests.unit.conftest import Call
@@ -222,19 +222,7 @@ def test_results_of_verify_count_once_and_are_judged_again_with_a_profile(call: 
     assert (status, "the benchmark ran on" in out) == (1, True)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "status"),
-    [
-        ("n7", "ssh: connect to host n7 port 22: No route to host\n", 1),
-        ("n7", "", 1),
-        ("n7", "x\ny\n", 1),  # has a name like the others
-        ("gpu-east", "", 1),
-        ("sub/n7.gz", "", 1),
-        ("launcher-x7-worker.log", "Server listening on :: port 22.\n", 0),
-        ("job.err", "", 0),  # next to job.log
-        ("README.md", "How to read these logs\n", 0),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "status"), data("bench/cases")["a-host-that-left-no-result-is-named"])
 def test_a_host_that_left_no_result_is_named(call: Call, name: str, text: str, status: int) -> None:
     write("logs/n0", nccl_log(480))
     write("logs/job.log", nccl_log(480))
