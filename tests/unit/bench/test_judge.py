@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from imagebuild.bench.judge import Expected, judge_results
-from imagebuild.bench.models import Claim, Diagnostic, Judgement, Launch, Results, Run, TableRow
+from imagebuild.bench.models import BandwidthTest, Claim, Diagnostic, Judgement, Results, Run, TableRow
 from imagebuild.core.errors import ConfigError
 from tests.conftest import data
 from tests.unit.bench.speed_fakes import GIB, matrix, run, shipped, table
@@ -142,24 +142,11 @@ def test_what_only_the_caller_knows() -> None:
         judge(run((GIB, 1.0, 1.0)), algorithms=("rings",))
 
 
-@pytest.mark.parametrize(
-    ("changes", "states"),
-    [
-        ({}, ("right", "incomplete", "fast enough")),
-        ({"matrix": EIGHT}, ("right", "complete", "fast enough")),
-        ({"matrix": EIGHT, "devices": ("NVIDIA H200",) * 4}, ("right", "complete", "fast enough")),
-        ({"devices": ("NVIDIA H200",) * 8}, ("right", "incomplete", "fast enough")),
-        ({"devices": ("NVIDIA H200",) * 16}, ("right", "incomplete", "fast enough")),
-        ({"launch": Launch(gpus=2)}, ("right", "complete", "fast enough")),
-        ({"devices": ("NVIDIA GeForce RTX 5090",) * 2}, ("right", "incomplete", "not judged")),
-        ({"verdict": "failed"}, ("unfinished", "incomplete", "not judged")),
-        ({"verdict": "waived", "matrix": None, "unit": None}, ("not applicable", "not applicable", "not applicable")),
-        ({"unit": "ns"}, ("right", "incomplete", "not applicable")),
-    ],
-)
-def test_matrices(changes: dict[str, object], states: tuple[str, ...]) -> None:
-    judgement = judged(tests=(matrix(WRITE, (None, 396.0), (395.0, None), **changes),))
-    assert tuple(claim.state for claim in judgement.claims) == states
+@pytest.mark.parametrize(("changes", "states"), data("bench/cases")["matrices"])
+def test_matrices(changes: dict[str, object], states: list[str]) -> None:
+    cells = EIGHT if changes.pop("eight", False) else ((None, 396.0), (395.0, None))
+    made = BandwidthTest.model_validate(matrix(WRITE, *cells).model_dump() | changes)
+    assert [claim.state for claim in judged(tests=(made,)).claims] == states
 
 
 def test_perftest_that_failed_and_latencies() -> None:
