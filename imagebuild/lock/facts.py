@@ -33,6 +33,10 @@ PRINT = "{ IFS=$'\\n'; for name in $(compgen -e); do printf '%s=%s\\0' \"$name\"
 another architecture."""
 NAMESPACES = ("--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "--kill-child")
 NOBODY = "65534"
+SHOWN_LINES = 3
+"""Maximum number of lines of a failed script in a message."""
+LONGEST_LINE = 100
+"""Maximum length of such a line."""
 SHELL_OWN = ("_", "HOME", "OLDPWD", "PWD", "SHLVL")
 """Environment variables that bash sets itself."""
 PATH = "/usr/bin:/bin"
@@ -52,6 +56,8 @@ OPENERS: Mapping[bytes, Callable[[IO[bytes]], IO[bytes]]] = {b"BZh": bz2.open, b
 """Maps the first bytes of compressed files to the function that opens them. See also `oci.tar.decompressed`."""
 UNREADABLE = (TarError, OSError, EOFError, zlib.error, lzma.LZMAError, ZstdError, RuntimeError)
 """Errors of `open_tar` and of its result, for damaged or hostile archives."""
+BUILT_LINK = re.compile(r"^/[\w./+-]*hpcx-(?:v\d|gcc)[\w.+-]*")
+"""Matches links to the folder where HPC-X was built. `relocate` of the component `hpcx` corrects these links."""
 LARGEST_TREE = 16 << 30
 """Maximum size of an unpacked archive, in bytes."""
 LARGEST_TEXT = 1 << 20
@@ -107,13 +113,14 @@ def _unpack_member(packed: Archive, member: Member, root: Path, place: Path) -> 
                 file.writelines(() if member.name.endswith(UNREAD) else packed.content())
             place.chmod(0o755)
         case "symlink":
-            if (place.parent / member.target).resolve().is_relative_to(root):
-                place.symlink_to(member.target)
+            target = BUILT_LINK.sub(str(root / place.relative_to(root).parts[0]), member.target)
+            if (place.parent / target).resolve().is_relative_to(root):
+                place.symlink_to(target)
         case "hardlink":
-            target = root / (member_path(member.target) or "")
-            if target.is_symlink() or not target.is_file() or not target.resolve().is_relative_to(root):
+            first = root / (member_path(member.target) or "")  # tar also takes absolute paths as paths in the archive
+            if first.is_symlink() or not first.is_file() or not first.resolve().is_relative_to(root):
                 raise TarError(f"{member.name!r} is a link to {member.target!r}, which is not an earlier file")
-            place.hardlink_to(target)
+            place.hardlink_to(first)
         case kind:
             raise TarError(f"{member.name!r} is a {kind}")
 
@@ -130,7 +137,7 @@ def tree_facts(run: RunProgram, top: Path, wanted: Unpacked, *, isolated: bool =
             f"the archive lacks {', '.join(missing)}, which the image needs; "
             f"its folders are {', '.join(folders)}; {REMEDY}"
         )
-    environment = script_environment(run, top, wanted, isolated=isolated)
+    environment, script_error = script_environment(run, top, wanted, isolated=isolated)
 
     def inside(value: str) -> list[str]:
         """Return the paths below the prefix in a list with colons, such as PATH.
@@ -160,6 +167,7 @@ def tree_facts(run: RunProgram, top: Path, wanted: Unpacked, *, isolated: bool =
                     versions.setdefault(path.stem, match[1])
     return TreeFacts(
         environment=environment,
+        script_error=script_error,
         absent=tuple(name for name in named if not (top / name).exists()),
         folders=folders,
         versions=dict(sorted(versions.items())),
@@ -171,29 +179,47 @@ def tree_facts(run: RunProgram, top: Path, wanted: Unpacked, *, isolated: bool =
     )
 
 
-def script_environment(run: RunProgram, top: Path, wanted: Unpacked, *, isolated: bool) -> dict[str, str]:
-    """Return the environment variables that the archive's script sets, with paths as in the image."""
+def script_environment(run: RunProgram, top: Path, wanted: Unpacked, *, isolated: bool) -> tuple[dict[str, str], str]:
+    """Return the environment variables that the archive's script sets, with paths as in the image, and its error.
+
+    Raises CommandError if the script failed before it added the folders of all required libraries."""
     place = top.resolve()
-    command = f"{LIMITS}; cd {quote(str(place))} && {{ {wanted.script}; }} > /dev/null && {PRINT}"
-    shell = ("env", "-i", f"PATH={PATH}", "HOME=/nonexistent", "bash", "--noprofile", "--norc", "-c", command)
     with TemporaryDirectory(prefix="imagebuild-") as root:
         prefix = isolation(run, Path(root), place) if isolated else unprivileged(run, place)
+
+        def printed(then: str) -> str:
+            command = f"{LIMITS}; cd {quote(str(place))} && {{ {wanted.script}; }} > /dev/null {then} {PRINT}"
+            shell = ("env", "-i", f"PATH={PATH}", "HOME=/nonexistent", "bash", "--noprofile", "--norc", "-xc", command)
+            return run(*prefix, *shell, timeout=SCRIPT_TIMEOUT_S)
+
+        problem = ""
         try:
-            printed = run(*prefix, *shell, timeout=SCRIPT_TIMEOUT_S)
+            text = printed("&&")
         except CommandError as error:
+            # bash prints each command before it runs it, so the last lines are those that failed.
             reason, _, message = str(error).rpartition("` ")[2].partition(": ")
-            lines = [line for line in message.splitlines() if line.strip()]
-            why = ": ".join(dict.fromkeys([reason, *lines[:1], *lines[-1:]]))
-            raise CommandError(f"the script that sets the environment (`{wanted.script}`) {why}; {REMEDY}") from None
-    pairs = (text.split("=", 1) for text in printed.split("\0") if "=" in text)
+            message = message.replace(str(place), wanted.prefix)
+            lines = [line.strip()[:LONGEST_LINE] for line in message.splitlines() if line.strip()]
+            problem = ": ".join(filter(None, [reason, " | ".join(lines[-SHOWN_LINES:])]))
+            stopped = CommandError(f"the script that sets the environment (`{wanted.script}`) {problem}; {REMEDY}")
+            if not reason.startswith("failed"):
+                raise stopped from None
+            try:
+                text = printed(";")
+            except CommandError:
+                raise stopped from None
+    pairs = (pair.split("=", 1) for pair in text.split("\0") if "=" in pair)
     environment = {
         name: ":".join(p for p in value.replace(str(place), wanted.prefix).split(":") if p and p not in PATH.split(":"))
         for name, value in pairs
         if name not in SHELL_OWN
     }
+    libraries = {f"{wanted.prefix}/{path.rpartition('/')[0]}" for path in wanted.needs if "/lib/" in path}
+    if problem and not (libraries and libraries <= {*environment.get("LD_LIBRARY_PATH", "").split(":")}):
+        raise stopped
     if not environment.get("PATH") and not environment.get("LD_LIBRARY_PATH"):
         raise ResultError(f"`{wanted.script}` sets neither PATH nor LD_LIBRARY_PATH; {REMEDY}")
-    return dict(sorted(environment.items()))
+    return dict(sorted(environment.items())), problem
 
 
 def isolation(run: RunProgram, root: Path, folder: Path) -> tuple[str, ...]:

@@ -43,6 +43,8 @@ class TreeFacts(Model):
     environment: dict[str, str]
     """Environment variables that a script in the archive sets if the archive is unpacked at `prefix`, its folder in
     images."""
+    script_error: str = ""
+    """Last lines of the script if it ended with an error, although it set the environment."""
     absent: tuple[str, ...] = ()
     """Paths below `prefix` that `environment` contains, but that do not exist in the archive."""
     folders: tuple[str, ...] = ()
@@ -107,6 +109,7 @@ class Unpacked(Model):
         depth = len(self.prefix.split("/")) + 1
         for arch, tree in facts.items():
             taken[arch] = {}
+            notes += [f"the script set all variables, but it {tree.script_error}"] if tree.script_error else []
             notes += [f"text files contain {folder}, which is {self.prefix} in images" for folder in tree.built_in]
             if plugins := [f"{name} in {folder}" for folder, name in tree.plugins]:
                 notes.append(f"NCCL network plug-ins (NCCL loads the first one): {', '.join(plugins)}")

@@ -45,7 +45,8 @@ def exact_packages(component: str, pinned: PinnedPackages) -> list[str]:
         if len(known) > 1 and "=" not in package:
             raise ConfigError(
                 f"imagebuild.lock: {package} has the versions {', '.join(sorted(known))} in "
-                f"{', '.join(pinned.urls.values())}; run `imagebuild lock --update {component}`"
+                f"{', '.join(pinned.urls.values())}; set `platforms` of the image to one platform, or request "
+                f"{package}=VERSION in the component {component}, with a version that is for both architectures"
             )
         result.append(package if "=" in package else f"{package}={next(iter(known), UNRESOLVED)}")
     return result
@@ -54,10 +55,8 @@ def exact_packages(component: str, pinned: PinnedPackages) -> list[str]:
 def package_repository(component: str, pinned: PinnedPackages) -> dict[str, Any]:
     """Return the values with which a template adds the signed package repository of a component."""
     first = next(iter(pinned.repositories.values()))
-    result = {"name": first.name, "suite": first.suite, "key": first.key, "urls": pinned.urls, "stage": component}
-    if not first.configured:
-        result |= {"fingerprint": pinned.fingerprint, "packages": exact_packages(component, pinned)}
-    return result
+    result = {"name": first.name, "suite": first.suite, "keys": pinned.keys, "urls": pinned.urls, "stage": component}
+    return result if first.configured else {**result, "packages": exact_packages(component, pinned)}
 
 
 # Environment

@@ -31,8 +31,9 @@ class PinnedPackages:
     repositories: Mapping[Arch, Repository]
     packages: tuple[str, ...]
     """Packages, each as `name` or `name=version`."""
-    fingerprint: str
-    """Fingerprint of the key that signs the repository, or `unresolved` without a pin."""
+    keys: Mapping[str, str]
+    """Maps the fingerprint of each key that signs the repositories to the address of the key. Without a pin, the
+    fingerprint is `unresolved`."""
     versions: Mapping[str, Collection[str]]
     """Maps each package to its versions in the lock: several if the repositories of two architectures differ."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
@@ -287,7 +287,7 @@ def _stage(chosen: _Chosen, name: str) -> BuildStage:
         tag=git.tag if git and not git.commit else "",
         toolkit=facts.get("toolkit", version) if "gpu" in component.key else "",
         archive_facts={a: e.facts for a, e in entries.items() if isinstance(e, LockedArchive) and e.facts},
-        packages=_pinned_packages(chosen, name, every=True, stage=True),
+        packages=_stage_packages(chosen, name),
         sources=tuple(owned),
     )
 
@@ -319,6 +319,15 @@ def _packages(chosen: _Chosen, name: str, *, every: bool) -> tuple[str, ...]:
     return tuple(_fill(chosen, name, text, values, "packages") for text in wanted)
 
 
+def _stage_packages(chosen: _Chosen, name: str) -> PinnedPackages | None:
+    """Return the packages of a component for its build stage. The keys are also those of the image's release, because
+    the image gets its keyring from the stage."""
+    own, image = (_pinned_packages(chosen, name, every=True, stage=stage) for stage in (True, False))
+    if not own or not image or UNRESOLVED in {**own.keys, **image.keys}:
+        return own
+    return replace(own, keys={**own.keys, **{key: url for key, url in image.keys.items() if key not in own.keys}})
+
+
 def _pinned_packages(chosen: _Chosen, name: str, *, every: bool, stage: bool) -> PinnedPackages | None:
     """Return the packages of a component, with their signed repository.
 
@@ -336,10 +345,14 @@ def _pinned_packages(chosen: _Chosen, name: str, *, every: bool, stage: bool) ->
         by_arch[arch] = repository.model_copy(update={"url": url, "key": key})
     known = chosen.project.lock.repositories
     locked = [known[entry.url] for entry in by_arch.values() if entry.url in known]
+    keys: dict[str, str] = {}
+    for entry in by_arch.values():
+        if entry.url in known:
+            keys.setdefault(known[entry.url].fingerprint, entry.key)
     return PinnedPackages(
         repositories=by_arch,
         packages=packages,
-        fingerprint=locked[0].fingerprint if locked else UNRESOLVED,
+        keys=keys or {UNRESOLVED: next(iter(by_arch.values())).key},
         versions={p: {entry.packages[p] for entry in locked if p in entry.packages} for p in packages},
     )
 

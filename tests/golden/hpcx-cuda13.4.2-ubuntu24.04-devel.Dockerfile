@@ -82,20 +82,22 @@ FROM scratch AS doca-ofed-key
 ADD https://linux.mellanox.com/public/repo/doca/3.5.0/ubuntu22.04/x86_64/doca_keyring.gpg /
 
 FROM compiler-native AS doca-ofed
-RUN --mount=type=bind,from=doca-ofed-key,target=/run/key <<'EOF'
+RUN --mount=type=bind,from=doca-ofed-key,target=/run/key/1 <<'EOF'
 set -eu
 mkdir -p /out/keyrings
 export GNUPGHOME=/tmp/gnupg
 mkdir -m 700 $GNUPGHOME
-gpg --quiet --import /run/key/*
-# The file may contain several keys. Only the key in imagebuild.lock is trusted.
+gpg --quiet --import /run/key/*/*
+# The files may contain more keys. Only the keys in imagebuild.lock are trusted.
+for key in FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF; do
+  if ! gpg --list-keys "$key" > /dev/null 2>&1; then
+    echo "expected the key $key of imagebuild.lock in https://linux.mellanox.com/public/repo/doca/3.5.0/ubuntu22.04/x86_64/doca_keyring.gpg, found:" >&2
+    gpg --with-colons --fingerprint | sed -n 's/^fpr:*\([0-9A-F]*\):/  \1/p' >&2
+    echo "if the owner announced a new key, run: imagebuild lock --update doca-ofed" >&2
+    exit 1
+  fi
+done
 gpg --export FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF > /out/keyrings/doca.gpg
-if [ ! -s /out/keyrings/doca.gpg ]; then
-  echo "expected the key FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF of imagebuild.lock in https://linux.mellanox.com/public/repo/doca/3.5.0/ubuntu22.04/x86_64/doca_keyring.gpg, found:" >&2
-  gpg --with-colons --fingerprint | sed -n 's/^fpr:*\([0-9A-F]*\):/  \1/p' >&2
-  echo "if the owner announced a new key, run: imagebuild lock --update doca-ofed" >&2
-  exit 1
-fi
 chmod 644 /out/keyrings/doca.gpg
 EOF
 
@@ -245,7 +247,8 @@ rm -f /etc/apt/apt.conf.d/docker-clean
 apt-get update -qq
 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   bzip2 \
-  xz-utils
+  xz-utils \
+  zstd
 
 EOF
 

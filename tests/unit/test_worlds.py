@@ -12,6 +12,7 @@ import platform
 import re
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +24,7 @@ from typing import Any
 
 import pytest
 import yaml
+import zstandard
 
 from imagebuild.core.errors import ImagebuildError
 from imagebuild.core.fields import Arch
@@ -128,8 +130,24 @@ def read(row: Row, unpacked: Unpacked, folder: Path) -> tuple[dict[str, str], tu
         if change is not None:
             which = hpcx.Distribution("ubuntu24.04", 13, cpu, version)
             tree = changed_tree(hpcx.files(changed_release(hpcx.release(version), change), which), change)
-            found[arch] = tree_facts(run_program, hpcx.unpack(tree, folder / which.name), unpacked)
+            top = hpcx.unpack(tree, folder / which.name)
+            if "packed" in row:
+                top = repacked(top, row["packed"])
+            found[arch] = tree_facts(run_program, top, unpacked)
     return *unpacked.environment(found), found["amd64"]
+
+
+def repacked(top: Path, how: Row) -> Path:
+    """Pack a tree in another form, and unpack it as `lock` does."""
+    path = top.parent / "archive"
+    mode: Any = f"w:{how.get('compression', 'bz2')}"
+    with tarfile.open(path, mode) as archive:
+        archive.add(top, f"{how.get('prefix', '')}{top.name}")
+        for name, target in how.get("hard-links", {}).items():
+            member = tarfile.TarInfo(name.format(top=top.name))
+            member.type, member.linkname = tarfile.LNKTYPE, target.format(top=top.name)
+            archive.addfile(member)
+    return unpack(path, top.parent / "unpacked")
 
 
 def differing(before: TreeFacts, after: TreeFacts) -> Iterator[str]:
@@ -209,11 +227,14 @@ def repository(row: Row, shown: packages.Repository, keys: Keys) -> dict[str, by
     about = f"Package: {KEYRING['package']}\nVersion: {KEYRING['version']}\nFilename: ./keyring.deb\n"
     index = substituted(row.get("index"), f"{INDEX}{about}SHA256: {hashlib.sha256(deb).hexdigest()}\n\n")
     indexes = {"Packages": index.encode(), "Packages.gz": gzip.compress(index.encode())}
+    if "indexes" in row:
+        indexes = {name: zstandard.compress(index.encode()) for name in row["indexes"]}
+    hashed = {f"by-hash/SHA256/{hashlib.sha256(data).hexdigest()}": data for data in indexes.values()}
     lines = [f" {hashlib.sha256(data).hexdigest()} {len(data)} {name}" for name, data in indexes.items()]
     release = substituted(row.get("release"), "\n".join(["Origin: shown", "SHA256:", *lines, ""])).encode()
     signed = {"Release": release, **keys.sign(release, row.get("by", shown.key))}
     published = {name: (keys.public / key).read_bytes() for name, key in shown.files.items()}
-    files = {"keyring.deb": deb, **indexes, **signed, **published}
+    files = {"keyring.deb": deb, **indexes, **(hashed if row.get("by-hash") else {}), **signed, **published}
     there = {n: data for n, data in files.items() if not any(fnmatchcase(n, p) for p in row.get("gone", ()))}
     return {**there, **{name: text.encode() for name, text in row.get("content", {}).items()}}
 
@@ -222,10 +243,11 @@ def repository_line(row: Row, keys: Keys, root: Path) -> str:
     shown = next(r for r in packages.REPOSITORIES if row.get("of", "ubuntu2404") in r.path)
     (root / shown.path).mkdir(parents=True)
     for name, content in repository(row, shown, keys).items():
+        (root / shown.path / name).parent.mkdir(parents=True, exist_ok=True)
         (root / shown.path / name).write_bytes(content)
     url = f"https://{shown.path}/"
     key = f"package:{KEYRING['package']}" if shown.of == "cuda" else f"{url}doca_keyring.gpg"
-    source = PackageSource(url, "/", key, WANTED)
+    source = PackageSource(url, "/", key, WANTED, ("amd64",))
     known = LockedRepository(fingerprint=keys.fingerprint(row["known"])) if "known" in row else None
     with Server(root).running() as server:
         upstream = Upstream(
@@ -244,7 +266,8 @@ def repository_line(row: Row, keys: Keys, root: Path) -> str:
     assert entry.fingerprint == keys.fingerprint(row.get("key", shown.key))
     absent = [package for package in WANTED if package not in entry.packages]
     assert bool(lacks(lock_of({key_of(source): entry}), source)) == bool(absent) == ("lacks" in row)
-    why = "; ".join(choose(entry.candidates, absent)[1])
+    assert {**entry.packages, **row.get("versions", {})} == entry.packages
+    why = "; ".join(choose(entry.candidates, absent, upstream.providers[url])[1])
     assert why.startswith(row.get("lacks", ""))
     return line(row, "stops what needs it" if absent else "taken as it is", why)
 

@@ -202,6 +202,48 @@ def test_the_dockerfile_of_hpcx_for_what_was_shown_of_it(
     golden(f"tests/golden/{target.id}.Dockerfile", text)
 
 
+def test_an_image_trusts_the_keys_of_all_its_repositories(locked_hpcx: tuple[Project, Target]) -> None:
+    """The stage that makes the keyring is built on another release than the image, and has other repositories."""
+    made, target = locked_hpcx
+    entries = dict(made.lock.entries())
+    for (kind, url), entry in made.lock.entries():
+        if isinstance(entry, LockedRepository) and re.search("doca/.*ubuntu24.04", url):
+            fingerprint = ("D" if "x86_64" in url else "E") * 40
+            entries[kind, url] = entry.model_copy(update={"fingerprint": fingerprint})
+    text = with_env(replace(made, lock=lock_of(entries))).dockerfile(target).text
+    trusted = f"{'F' * 40} {'D' * 40} {'E' * 40}"
+    assert f"for key in {trusted}; do" in text
+    assert f"gpg --export {trusted} > /out/keyrings/doca.gpg" in text
+    added = re.findall(r"AS (doca-ofed-key\S*)\nADD \S+/doca/3.5.0/(\S+)/doca_keyring.gpg /\n", text)
+    assert added == [
+        ("doca-ofed-key", "ubuntu22.04/x86_64"), ("doca-ofed-key-2", "ubuntu24.04/x86_64"),
+        ("doca-ofed-key-3", "ubuntu24.04/arm64-sbsa"),
+    ]  # fmt: skip
+    assert all(f"--mount=type=bind,from={name},target=/run/key/{i} " in text for i, (name, _) in enumerate(added, 1))
+
+
+def test_versions_that_differ_between_architectures(locked_hpcx: tuple[Project, Target]) -> None:
+    """Each remedy in the message works."""
+    made, target = locked_hpcx
+    entries = dict(made.lock.entries())
+    for (kind, url), entry in made.lock.entries():
+        if isinstance(entry, LockedRepository) and "doca/" in url and "sbsa" in url:
+            entries[kind, url] = entry.model_copy(update={"packages": {**entry.packages, "libibverbs1": "2.0"}})
+    differing = replace(made, lock=lock_of(entries))
+    with pytest.raises(
+        ConfigError, match="libibverbs1 has the versions 1.0, 2.0 in .*; set `platforms` of the image to"
+    ):
+        with_env(differing).dockerfile(target)
+    one = target.model_copy(update={"platforms": ("linux/amd64",)})
+    assert "libibverbs1=1.0" in with_env(differing).dockerfile(one).text
+    file = made.components["doca-ofed"]
+    named = tuple(f"{name}=1.0" if name == "libibverbs1" else name for name in file.model.packages.runtime)
+    packages = file.model.packages.model_copy(update={"runtime": named})
+    other = replace(file, model=file.model.model_copy(update={"packages": packages}))
+    asked = replace(differing, components={**differing.components, "doca-ofed": other})
+    assert "libibverbs1=1.0" in with_env(asked).dockerfile(target).text
+
+
 MEMBERS: dict[str, list[dict[str, object]]] = {
     "above": [{"name": "../above"}], "absolute": [{"name": "/../../etc/x"}], "device": [{"type": tarfile.CHRTYPE}],
     "fifo": [{"type": tarfile.FIFOTYPE}], "block device": [{"type": tarfile.BLKTYPE}],
