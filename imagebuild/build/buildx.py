@@ -368,7 +368,8 @@ def _explain_step(run: BuildRun, vertex: Vertex) -> str:
 def component_of(stage: str, components: Container[str]) -> str | None:
     """Return the name of the component that a stage belongs to; None if the stage belongs to no component.
 
-    The name of the stage is the name of the component, which may be followed by `-key`, `-key-2`, `-source` or `-source-<arch>`.
+    The name of the stage is the name of the component, which may be followed by `-key`, `-key-2`, `-source` or
+    `-source-<arch>`.
     """
     for name in (stage, re.sub(r"-(key(-\d+)?|source(-(amd64|arm64))?)$", "", stage)):
         if name in components:

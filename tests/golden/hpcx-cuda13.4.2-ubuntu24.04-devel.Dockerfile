@@ -89,7 +89,8 @@ export GNUPGHOME=/tmp/gnupg
 mkdir -m 700 $GNUPGHOME
 gpg --quiet --import /run/key/*/*
 # The files may contain more keys. Only the keys in imagebuild.lock are trusted.
-for key in FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF; do
+set -- FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF
+for key in "$@"; do
   if ! gpg --list-keys "$key" > /dev/null 2>&1; then
     echo "expected the key $key of imagebuild.lock in https://linux.mellanox.com/public/repo/doca/3.5.0/ubuntu22.04/x86_64/doca_keyring.gpg, found:" >&2
     gpg --with-colons --fingerprint | sed -n 's/^fpr:*\([0-9A-F]*\):/  \1/p' >&2
@@ -97,7 +98,7 @@ for key in FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF; do
     exit 1
   fi
 done
-gpg --export FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF > /out/keyrings/doca.gpg
+gpg --export "$@" > /out/keyrings/doca.gpg
 chmod 644 /out/keyrings/doca.gpg
 EOF
 
