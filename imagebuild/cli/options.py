@@ -140,7 +140,7 @@ def _parameter(name: str, hint: Any, row: Mapping[str, Any]) -> click.Parameter:
     if row.get("argument"):
         return click.Argument([name], nargs=-1 if several else 1, **given)
     names = row.get("names", [f"--{name.replace('_', '-').rstrip('-')}"])
-    return click.Option([name, *names], multiple=several, is_flag=kind is bool, **given)
+    return click.Option([name, *names], multiple=several, is_flag=kind is bool or None, **given)
 
 
 def names_of(kind: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
