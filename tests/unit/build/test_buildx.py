@@ -234,7 +234,7 @@ def test_a_push_leaves_the_index_and_one_tag_in_the_staging_repository(run: Buil
     assert not folder.exists()
     assert result.revision == "a" * 40
     assert result.dockerfile == hashlib.sha256(run.dockerfiles[result.target].text.encode()).hexdigest()
-    assert (result.builder, result.started) == ("unix:///x", "2026-11-21T10:45:00Z")
+    assert (result.builder, result.started) == ("unix:///x", "2026-11-21T10:45:00+00:00")
     written = json.loads((run.request.folder / run.request.targets[0].id / "result.json").read_text())
     assert BuildResult.model_validate(written) == result
     # A later local build keeps the record of the push, and the next push replaces both.

@@ -161,8 +161,9 @@ def test_a_foreign_place_is_checked_by_name_and_what_is_all_skipped_is_no_pass(c
 
 
 HERE = {path.strip("/"): Path(path).read_bytes() for path in ("/usr/bin/env", "/usr/bin/id", "/usr/bin/tr")}
-"""Files of this machine, which stand for those of the image that runs."""
-OTHER_FILES = {"usr/bin/env": b"an older one", "usr/lib/only-in-the-image": b"x"}
+"""Files of this machine, which stand for those of the image that runs. The folder of the image's PATH is another one,
+because all files of PATH are compared, and this machine has more."""
+OTHER_FILES = {"usr/bin/env": b"an older one", "usr/share/only-in-the-image": b"x"}
 
 
 @pytest.mark.programs
@@ -170,7 +171,7 @@ OTHER_FILES = {"usr/bin/env": b"an older one", "usr/lib/only-in-the-image": b"x"
     ("files", "outcome", "reason"),
     [
         (HERE, "passed", ""),
-        ({**HERE, "etc/hostname": b"another", "usr/lib/libcuda.so.1": b"a driver"}, "passed", ""),
+        ({**HERE, "etc/hostname": b"another", "usr/share/libcuda.so.1": b"a driver"}, "passed", ""),
         (HERE | OTHER_FILES, "failed", "2 of 4 files differ, such as "),
         ({"etc/hostname": b"x"}, "skipped", "no files to compare"),
     ],
@@ -179,7 +180,9 @@ OTHER_FILES = {"usr/bin/env": b"an older one", "usr/lib/only-in-the-image": b"x"
 def test_a_place_is_proven_to_be_of_the_image(
     call: Call, tiny: Files, files: dict[str, bytes], outcome: str, reason: str
 ) -> None:
-    image_files.layout(tiny.root / "layout", files, Labels={"imagebuild.component.library": "1.2"})
+    image_files.layout(
+        tiny.root / "layout", files, Env=["PATH=/nowhere"], Labels={"imagebuild.component.library": "1.2"}
+    )
     arguments = ("layout", "--runner", "exec:env", "--only", "library/version", "--json", "r.json")
     status, _, _ = call(*arguments)
     result = VerifyResult.model_validate_json((tiny.root / "r.json").read_text())
@@ -195,7 +198,7 @@ def test_a_place_is_proven_to_be_of_the_image(
 def test_the_files_are_found_where_the_build_left_them(call: Call, tiny: Files) -> None:
     name = "tiny-cuda13.0-debian13-runtime"
     labels = {"imagebuild.component.library": "1.2", "imagebuild.component.tool": "3.4"}
-    image_files.layout(tiny.root / "build" / name / "layout", HERE, Labels=labels)
+    image_files.layout(tiny.root / "build" / name / "layout", HERE, Env=["PATH=/nowhere"], Labels=labels)
     status, _, _ = call(name, "--runner", "exec:env", "--only", "library/version", "--json", "r.json")
     result = VerifyResult.model_validate_json((tiny.root / "r.json").read_text())
     assert (status, result.checks[0].outcome, bool(result.digest)) == (0, "passed", True)
@@ -203,7 +206,9 @@ def test_the_files_are_found_where_the_build_left_them(call: Call, tiny: Files) 
 
 @pytest.mark.programs
 def test_a_false_hash_program_is_noticed(call: Call, tiny: Files) -> None:
-    image_files.layout(tiny.root / "layout", HERE, Labels={"imagebuild.component.library": "1.2"})
+    image_files.layout(
+        tiny.root / "layout", HERE, Env=["PATH=/nowhere"], Labels={"imagebuild.component.library": "1.2"}
+    )
     false = tiny.root / "bin/sha256sum"
     false.parent.mkdir()
     false.write_text(f"#!/bin/sh\n/usr/bin/sha256sum /etc/hostname\necho '{'0' * 64}  -'\n")
