@@ -557,5 +557,5 @@ def locked(upstream: Upstream, tmp_path_factory: pytest.TempPathFactory, client:
     folder = standin.project(tmp_path_factory.mktemp("hpcx"), upstream.configuration)
     with watched(client, host) as environ:
         run = Imagebuild(folder, {**environ, "IMAGEBUILD_CONFIG": str(folder / "config.yaml")})
-        run("lock", f"{standin.TARGETS}-*")
+        standin.lock(run, f"{standin.TARGETS}-*")
     return folder

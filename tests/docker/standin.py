@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.docker.conftest import copy_of_project, edited_matrix
+from tests.docker.conftest import Imagebuild, copy_of_project, edited_matrix, finish
 
 TARGETS = "hpcx-cuda13.2.1-ubuntu24.04"
 """Prefix of the targets for which the stand-in has all files."""
@@ -30,3 +30,10 @@ def project(folder: Path, configuration: str) -> Path:
     pmix.write_text(pmix.read_text().replace("library: libpmix2}", "library: libpmix2t64}"))
     (folder / "config.yaml").write_text(configuration)
     return folder
+
+
+def lock(run: Imagebuild, targets: str) -> None:
+    """Pin all sources. The stand-in's Ubuntu has Debian's packages, and Ubuntu's archive, if it answers, lacks them."""
+    done = finish(run.start("lock", targets), run.limit)
+    assert "sources are pinned" in done.out, done.err
+    assert done.status == 0 or "archive.ubuntu.com" in done.err, done.err

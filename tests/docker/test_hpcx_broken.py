@@ -18,7 +18,7 @@ from uuid import uuid4
 import pytest
 
 from tests.docker.conftest import REPOSITORY, Imagebuild, edited_matrix, own_cache
-from tests.docker.standin import TARGETS
+from tests.docker.standin import TARGETS, lock
 from tests.unit.image_files import elf
 from tests.upstream import hpcx, packages
 from tests.upstream.keys import CUDA, DOCA, STRANGER
@@ -68,7 +68,7 @@ class Project:
         hpcx.pack(tree | files, ARCHIVE, packed)
         self.server.replaced[PATH] = packed.read_bytes()
         self.unpin()
-        self.run("lock", TARGET)
+        lock(self.run, TARGET)
 
     def resign(self, key: str, *, published: bool) -> None:
         """Sign the DOCA repository with another key. If `published`, also serve this key as the vendor's key file."""
