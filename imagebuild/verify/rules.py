@@ -252,7 +252,9 @@ def no_tokens(inspection: Inspection) -> Iterator[Finding]:
     document = image.manifest.document
     settings |= {name: _texts(image.settings.get(name)) for name in COMMANDS}
     settings |= {name: _texts(image.config.get(name)) for name in ("author", "comment")}
-    settings["annotations"] = _texts([document.get("annotations"), *(x.get("annotations") for x in document["layers"])])
+    settings["annotations"] = _texts(
+        [document.get("annotations"), *(x.get("annotations") for x in document.get("layers") or ())]
+    )
     for setting, value in settings.items():
         for kind in sorted(layers.secrets_in(value.encode(), settings=True)):
             yield Finding(setting, f"seems to contain a secret: {kind}")

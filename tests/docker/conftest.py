@@ -140,7 +140,8 @@ def kill(pids: Iterable[int]) -> None:
 
 def half_written(folder: Path) -> list[str]:
     """Return the temporary files that a build must remove before it ends."""
-    return [str(p) for p in folder.rglob("*") if p.name.startswith(".") or p.name == "metadata.json"]
+    found = (p for p in folder.rglob("*") if p.name.startswith(".") or p.name == "metadata.json")
+    return [str(p) for p in found if p.name != ".lock"]  # the lock of the folder stays
 
 
 TOGETHER = {
