@@ -55,7 +55,8 @@ def load_report(file: Path) -> ScanReport:
         if text.lstrip().startswith("{"):
             return _read_sarif(json.loads(text))
         if not text.strip():
-            raise ValueError("the file is empty, so nothing shows that a package was scanned")
+            hint = "if debsecan found nothing, begin the report with the line `# debsecan --suite=SUITE: N packages`"
+            raise ValueError(f"the file is empty, so nothing shows that a package was scanned ({hint})")
         return _read_debsecan(text)
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         why = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
@@ -263,6 +264,8 @@ def _severity(word: object) -> Severity:
 # debsecan
 
 
+_SCANNED = re.compile(r"# debsecan --suite=[a-z]+: [1-9]\d* packages(?:\n|$)")
+"""Matches the line that `.github/scan` writes before the findings. Without findings, debsecan itself prints nothing."""
 _HEAD = re.compile(r"^(?P<id>[A-Z][\w.:-]+)(?: \((?P<notes>[^()]*)\))?$")
 _INSTALLED = re.compile(r"^  installed: (?P<package>\S+) (?P<version>\S+)$", re.MULTILINE)
 _URGENCY = re.compile(r"\b(low|medium|high) urgency\b")
@@ -272,7 +275,8 @@ _AVAILABLE = "  fix is available for the selected suite"
 def _read_debsecan(text: str) -> ScanReport:
     """Read the output of debsecan: one paragraph for each finding."""
     findings = []
-    for paragraph in filter(None, (paragraph.strip("\n") for paragraph in text.split("\n\n"))):
+    scanned = _SCANNED.match(text)
+    for paragraph in filter(None, (part.strip("\n") for part in text[scanned.end() if scanned else 0 :].split("\n\n"))):
         first, _, rest = paragraph.partition("\n")
         head, installed = _HEAD.match(first), _INSTALLED.search(rest)
         if not head or not installed:

@@ -97,8 +97,15 @@ def test_refused(read: Read, content: object, problem: str) -> None:
 @pytest.mark.parametrize("text", ["", "\n \n"])
 def test_an_empty_file_is_not_a_report(read: Read, name: str, text: str) -> None:
     """A scanner that fails leaves an empty file behind a redirection; debsecan also for an empty list of packages."""
-    with pytest.raises(ResultError, match="the file is empty, so nothing shows that a package was scanned; scan again"):
+    with pytest.raises(ResultError, match="nothing shows that a package was scanned .if debsecan found nothing"):
         read(text, name)
+
+
+def test_a_report_of_debsecan_without_findings_says_what_was_scanned(read: Read) -> None:
+    assert read("# debsecan --suite=trixie: 99 packages\n", "debsecan.txt").findings == ()
+    for nothing in ("# debsecan --suite=: 99 packages\n", "# debsecan --suite=trixie: 0 packages\n"):
+        with pytest.raises(ResultError, match="is neither SARIF nor a finding"):
+            read(nothing, "debsecan.txt")
 
 
 @pytest.mark.parametrize(
