@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import time
 from collections import defaultdict
@@ -17,6 +18,7 @@ from pathlib import Path
 from imagebuild.bench.verification import CheckResult
 from imagebuild.core.errors import ImagebuildError, ResultError, plural
 from imagebuild.core.fields import DIGEST, axis_facts, matches, natural_order
+from imagebuild.core.settings import load_settings
 from imagebuild.oci.image import FoundImage, PlatformImage
 from imagebuild.oci.layout import OPAQUE, WHITEOUT
 from imagebuild.project.component import Component
@@ -97,7 +99,8 @@ class Inspection:
         What the image says about its own base is not used, as anybody can write it."""
         try:
             reference = resolve_recipe(self.project, self.target).base
-            base = self.finder.find_in_registry(reference, Path()).image(self.image.platform)
+            mirrored = load_settings(os.environ).mirrors.image(reference)
+            base = self.finder.find_in_registry(mirrored, Path()).image(self.image.platform)
         except (NotApplicable, ImagebuildError) as error:
             return 0, str(error)
         layers = [layer.diff_id for layer in base.layers]

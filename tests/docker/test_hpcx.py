@@ -22,7 +22,7 @@ pytestmark = pytest.mark.docker
 COMPILED_LONG = ("openmpi", "nccl-tests")
 """Components that `make docker` leaves out, because Open MPI takes long to compile, and nccl-tests needs Open MPI.
 `make hpcx-proof` builds all components."""
-MISS_OPEN_MPI = {"image/environment", "cuda-image/paths", "hpcx/environment"}
+MISS_OPEN_MPI = {"image/environment", "cuda-image/paths", "hpcx/environment", "hpcx/init-scripts"}
 """Checks that must fail without Open MPI, because the environment contains paths in /opt/hpcx/ompi."""
 
 EXPECTED = ("no gpu", "no rdma", "no slurm", "only for", "no size-limit-mb")
