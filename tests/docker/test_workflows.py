@@ -208,7 +208,7 @@ def test_images_from_a_push_to_a_security_update(machine: Machine, origin: Tiny,
     assert {tag for image in images for tag in image["tags"]}
     # The stand-in for cosign accepts its own signatures.
     assert {image["verified_by"] for image in images} == {
-        "https://github.test/acme/images/.github/workflows/build.yml@refs/heads/main"
+        "https://github.test/acme/images/.github/workflows/build.yml@refs/heads/main for acme/images"
     }
     assert "buildx create --name=imagebuild --bootstrap --driver docker-container" in machine.calls
     assert f"login --username=somebody --password-stdin -- {registry}" in machine.calls
