@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from imagebuild.bench.models import Collective, Half, NcclRow
+from imagebuild.bench.models import Half, NcclRow
 
 TYPE_BYTES = {
     "int8": 1, "uint8": 1, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8, "half": 2, "float": 4, "double": 8,
@@ -38,7 +38,7 @@ class _Traits(NamedTuple):
     """Whether the program validates the data in place, since 2.13.1."""
 
 
-_TRAITS: Mapping[Collective, _Traits] = {
+_TRAITS: Mapping[str, _Traits] = {
     "all_reduce": _Traits(reduces=True, has_root=False, divides=False),
     "reduce_scatter": _Traits(reduces=True, has_root=False, divides=True),
     "reduce": _Traits(reduces=True, has_root=True, divides=False),
@@ -55,7 +55,8 @@ _TRAITS: Mapping[Collective, _Traits] = {
 
 def checks_in_place(collective: str | None) -> bool:
     """Return whether the program always validates data in place. False if the collective is unknown."""
-    return any(traits.checks_in_place for name, traits in _TRAITS.items() if name == collective)
+    traits = _TRAITS.get(collective or "")
+    return traits is not None and traits.checks_in_place
 
 
 # Intervals of rounded figures
@@ -110,7 +111,7 @@ class Shape(NamedTuple):
 
     def ranks(self, collective: str | None) -> tuple[int, int] | None:
         """Return the least and the largest number of ranks that fit the collective. None if no number fits."""
-        traits = next((traits for name, traits in _TRAITS.items() if name == collective), None)
+        traits = _TRAITS.get(collective or "")
         (low, high), m = self.ratio, self.multiple
         if traits is None:
             return 1, _MOST_RANKS  # any number
@@ -148,7 +149,7 @@ def fitting_collectives(rows: Sequence[NcclRow], labels: Sequence[str], ranks: i
     if is_old and has_operation and operations == {None}:
         return ("alltoall",)  # which leaves the column of the operation blank
 
-    def fits(name: Collective, ranks: int | None) -> bool:
+    def fits(name: str, ranks: int | None) -> bool:
         traits, possible = _TRAITS[name], shape.ranks(name)
         is_divided = traits.divides if ranks == 1 else shape.multiple != 1
         if possible is None or not (ranks is None or possible[0] <= ranks <= possible[1]):

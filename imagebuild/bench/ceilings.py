@@ -206,6 +206,11 @@ def _lowest(parts: Sequence[_Part], scale: Mapping[str, int]) -> tuple[float, st
     return value, formula, derivation
 
 
+def least_domains(profile: Profile, nodes: int) -> int:
+    """Return the smallest number of NVLink domains that `nodes` hosts can be in."""
+    return -(-nodes // profile.hosts_per_domain)
+
+
 def rank_layout(profile: Profile, ranks: int, nodes: int, domains: int | None = None) -> RankLayout:
     """Return how ranks on `nodes` hosts use the hardware. Raises NotComparable if the ranks do not fit the hardware.
 
@@ -215,10 +220,8 @@ def rank_layout(profile: Profile, ranks: int, nodes: int, domains: int | None = 
     if ranks % nodes or ranks > nodes * profile.node.gpus:
         there = f"{profile.name}, which has {plural(profile.node.gpus, 'GPU')} per node"
         raise NotComparable(f"{plural(ranks, 'rank')} on {plural(nodes, 'node')} do not fit {there}")
-    hosts = profile.hosts_per_domain
-    least = -(-nodes // hosts)
-    domains = domains or least
-    if domains < least or nodes % domains:
+    domains, hosts = domains or least_domains(profile, nodes), profile.hosts_per_domain
+    if nodes > domains * hosts or nodes % domains:
         raise NotComparable(f"{nodes} nodes do not divide evenly between {domains} domains of up to {hosts} nodes")
     gpus = ranks // domains
     link = next((link for link in profile.links if link.gpus >= gpus), None)
@@ -332,7 +335,7 @@ def limit_rows(profile: Profile, ranks: int, nodes: int, layout: RankLayout) -> 
         limit["derivation"] = derivation
         rows.append(row | limit | {name: getattr(reference, name, None) for name in Measured.model_fields})
 
-    is_least = layout.domains == rank_layout(profile, ranks, nodes).domains
+    is_least = layout.domains == least_domains(profile, nodes)
     for collective in get_args(Collective):
         ceilings = class_ceilings(collective, ranks, layout)
         loosest = max(ceilings, key=lambda ceiling: ceiling.value, default=None)

@@ -354,7 +354,7 @@ def _speed_in_domains(run: Run, profile: Profile, expected: Expected, domains: i
         raise NotComparable(f"{profile.name} cannot run {describe_run(*scale)} with {names}")
     hardest = max(known, key=lambda ceiling: ceiling.value, default=None)
     # The hosts of references are in as few domains as possible.
-    is_least = layout.domains == rank_layout(profile, ranks, nodes).domains
+    is_least = layout.domains == ceilings.least_domains(profile, nodes)
     references = profile.references_at(*scale) if is_least else []
     # If the class is unknown, the run is compared with references in which the library chose the algorithm.
     fitting = [r for r in references if (r.algorithm in (None, *used) if used else not r.forced)]

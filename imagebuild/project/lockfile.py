@@ -14,9 +14,8 @@ from packaging.utils import canonicalize_name
 from pydantic import Field
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.fields import CPUS, Arch, Commit, Digest, Form, Model, Name, Platform
+from imagebuild.core.fields import CPUS, Arch, Commit, Digest, Form, Model, Name, Platform, Sha256
 
-Sha256 = Annotated[str, Form("[0-9a-f]{64}", "a sha256 of 64 digits (0-9, a-f)")]
 Fingerprint = Annotated[str, Form("[0-9A-F]{40}", "the fingerprint of a key: 40 digits (0-9, A-F)")]
 UNRESOLVED = "unresolved"
 """Placeholder in a Dockerfile for a hash, commit or digest that the lock does not contain. No builder accepts the

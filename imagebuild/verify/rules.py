@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import time
 from collections import defaultdict
@@ -18,7 +17,6 @@ from pathlib import Path
 from imagebuild.bench.verification import CheckResult
 from imagebuild.core.errors import ImagebuildError, ResultError, plural
 from imagebuild.core.fields import DIGEST, axis_facts, matches, natural_order
-from imagebuild.core.settings import load_settings
 from imagebuild.oci.image import FoundImage, PlatformImage
 from imagebuild.oci.layout import OPAQUE, WHITEOUT
 from imagebuild.project.component import Component
@@ -99,8 +97,7 @@ class Inspection:
         What the image says about its own base is not used, as anybody can write it."""
         try:
             reference = resolve_recipe(self.project, self.target).base
-            mirrored = load_settings(os.environ).mirrors.image(reference)
-            base = self.finder.find_in_registry(mirrored, Path()).image(self.image.platform)
+            base = self.finder.find_base(reference).image(self.image.platform)
         except (NotApplicable, ImagebuildError) as error:
             return 0, str(error)
         layers = [layer.diff_id for layer in base.layers]
@@ -279,8 +276,8 @@ def no_backdoors(inspection: Inspection) -> Iterator[Finding]:
     """No file lets somebody log in, become root, or run code in every program."""
     for entry in inspection.tree:
         for text, row in PATTERNS["backdoors"].items():
-            lines = (entry.text or b"").decode("utf-8", "replace").splitlines()
             if entry.kind != "folder" and re.search(row["path"], entry.path):
+                lines = (entry.text or b"").decode("utf-8", "replace").splitlines()
                 if found := [line for line in lines if re.search(row["line"], line)]:
                     yield Finding(f"/{entry.path}", f"{text}: {found[0].strip()[:80]!r}; remove the line")
                 elif entry.kind != "file" or (entry.sha256 and entry.text is None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,7 @@ from docker import DockerClient
 
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, nearest
 from imagebuild.core.files import read_text
+from imagebuild.core.settings import load_settings
 from imagebuild.core.yaml import read_written
 from imagebuild.oci import engine, image
 from imagebuild.oci.image import FoundImage, PlatformImage
@@ -203,6 +205,11 @@ class ImageFinder:
         Raises the same errors as `find`."""
         parsed = parse_reference(reference)
         return image.image_in_registry(name or reference, parsed, self.connect(parsed.host), folder)
+
+    def find_base(self, reference: str) -> FoundImage:
+        """Return the base image of a target from its registry, or from the user's mirror of the registry.
+        Raises the same errors as `find`, and ConfigError if the user's configuration is wrong."""
+        return self.find_in_registry(load_settings(os.environ).mirrors.image(reference), Path())
 
     def results_of_build(self, target: Target, folder: Path) -> Iterator[FoundImage]:
         """Yield the images of a target's last build: from its layout, and from the registry if the build pushed.
