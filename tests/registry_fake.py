@@ -285,7 +285,9 @@ def put_image(
     `layers` are stored bytes, or the files of a layer. `settings` are keys of the image configuration, such as Env.
     """
     os, architecture = platform.split("/")
-    packed = [data if isinstance(data, bytes) else gzip.compress(image_files.layer(data), 1) for data in layers]
+    packed = [
+        data if isinstance(data, bytes) else gzip.compress(image_files.layer(data), 1, mtime=0) for data in layers
+    ]
     packed = packed or [b"layer"]
     root = {"type": "layers", "diff_ids": list(map(image_files.diff_id, packed))}
     config = encode_json({"os": os, "architecture": architecture, "config": settings, "rootfs": root})
