@@ -23,7 +23,7 @@ from imagebuild.publish.evidence import UNNAMED, Evidence, EvidenceFile, about
 from imagebuild.render.renderer import Renderer
 from imagebuild.report.document import Report
 from imagebuild.verify.checks import IMAGE, SAME_FILES
-from imagebuild.verify.rules import IMAGE_CHECKS, hash_of_image_checks, hash_of_rules
+from imagebuild.verify.rules import IMAGE_CHECKS, UNJUDGED, hash_of_image_checks, hash_of_rules
 from imagebuild.verify.runner import EXEC
 
 READABLE = "readable"
@@ -212,7 +212,8 @@ def _check_objections(
                 skipped[name] = check.reason
         image_checks = [c for c in checks if c.component == IMAGE and c.sha256 == hashes.get(c.name)]
         if any(check.check == READABLE and check.outcome == "passed" for check in image_checks):
-            inapplicable |= {check.name for check in image_checks if check.outcome == "skipped"}
+            skips = [check for check in image_checks if check.outcome == "skipped"]
+            inapplicable |= {check.name for check in skips if not check.reason.startswith(UNJUDGED)}
 
     facts = {**axis_facts(target.axes), "image": target.image, "arch": choice.platform.removeprefix("linux/")}
     asked = [pattern for row in policy.require if matches(row.when, facts) for pattern in row.checks]

@@ -92,23 +92,28 @@ class Inspection:
         return [entry for entry in entries if entry.kind in ("file", "hardlink") and not is_whiteout(entry.path)]
 
     @cached_property
-    def base(self) -> tuple[int, str]:
-        """The number of layers that the image shares with the base image in the lock, and why it is 0.
-        What the image says about its own base is not used, as anybody can write it."""
+    def base(self) -> tuple[int | None, str]:
+        """The number of layers that the image shares with the base image in the lock, and why it is 0 or unknown.
+
+        None: the base image cannot be read, so it may be any layer but the last. What the image says about its own base
+        is not used, as anybody can write it."""
         try:
             reference = resolve_recipe(self.project, self.target).base
-            base = self.finder.find_base(reference).image(self.image.platform)
         except (NotApplicable, ImagebuildError) as error:
             return 0, str(error)
+        try:
+            base = self.finder.find_base(reference).image(self.image.platform)
+        except ImagebuildError as error:
+            return None, str(error)
         layers = [layer.diff_id for layer in base.layers]
         if "@" in reference and layers == [layer.diff_id for layer in self.image.layers[: len(layers)]]:
             return len(layers), ""
         return 0, f"the image does not begin with the layers of {reference}"
 
     def is_of_base(self, finding: Finding) -> bool:
-        """Return whether a finding is about a file of the base image."""
-        layer = self.layer_of(finding)
-        return layer is not None and layer < self.base[0]
+        """Return whether a finding is, or may be, about a file of the base image."""
+        number, layer = self.base[0], self.layer_of(finding)
+        return layer is not None and layer < (len(self.layers) - 1 if number is None else number)
 
     def layer_of(self, finding: Finding) -> int | None:
         """Return the number of the layer that a finding is about; None if it is not about a layer."""
@@ -560,6 +565,9 @@ IMAGE_CHECKS = {
     **{rule_name(rule): str(rule.__doc__).partition(".")[0] for rule in RULES},
 }
 """Maps the name of each check of an image's files to the statement that it proves."""
+UNJUDGED = "not judged, as the layers of the base image are unknown: "
+"""Beginning of the reason of a rule that had findings, but could not tell whose they are. Such an image may not be
+published."""
 SHOWN = 100
 """Maximum number of findings of a rule in the output."""
 
@@ -612,7 +620,7 @@ def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple
         findings = list(dict.fromkeys(rule(inspection)))
     except NotApplicable as reason:
         return result.model_copy(update={"reason": str(reason)})
-    faults, accepted, unknown = [], [], ""
+    faults, unjudged, accepted, unknown = list[str](), list[str](), list[str](), ""
     unused = {waiver.subject: f"the waiver of {owner} matches no finding; remove it" for owner, waiver in waivers}
     for finding in findings:
         fitting = next((w for w in waivers if fnmatchcase(finding.subject, w[1].subject)), None)
@@ -623,19 +631,23 @@ def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple
             unused.pop(waiver.subject, None)
             accepted.append(f"{finding} (waived: {owner}: {waiver.reason})")
         elif rule not in INCLUDING_BASE and inspection.is_of_base(finding):
-            accepted.append(f"{finding} (base image)")
+            is_known = inspection.base[0] is not None
+            (accepted if is_known else unjudged).append(f"{finding} ({'base image' if is_known else 'not judged'})")
         else:
             faults.append(str(finding))
-            if rule not in INCLUDING_BASE and inspection.layer_of(finding) is not None:
+            if rule not in INCLUDING_BASE and inspection.layer_of(finding) is not None and inspection.base[0] == 0:
                 unknown = inspection.base[1]
-    lines = [*faults, *(f"{subject}: {text}" for subject, text in unused.items()), *accepted]
+    lines = [*faults, *unjudged, *(f"{subject}: {text}" for subject, text in unused.items()), *accepted]
     if len(lines) > SHOWN:
         lines[SHOWN:] = [f"… and {len(lines) - SHOWN} more"]
     lines += [f"all layers were judged, as those of the base image are unknown: {unknown}"] if unknown else []
-    more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
+    first = faults[0] if faults else ""
+    if unjudged and not faults:
+        first = f"{UNJUDGED}{inspection.base[1]}; this may be of the base image: {unjudged[0]}"
+    more = f", and {len(faults or unjudged) - 1} more" if len(faults or unjudged) > 1 else ""
     return result.model_copy(
         update={
-            "outcome": "failed" if faults else "passed", "reason": f"{faults[0]}{more}" if faults else "",
+            "outcome": "failed" if faults else "skipped" if unjudged else "passed", "reason": f"{first}{more}",
             "output": "\n".join(lines),
             "seconds": round(time.monotonic() - began, 3),
         }

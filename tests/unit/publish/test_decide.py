@@ -13,6 +13,7 @@ import pytest
 from imagebuild.bench.verification import CheckResult
 from imagebuild.core.errors import ConfigError
 from imagebuild.oci.layout import MANIFEST, Descriptor
+from imagebuild.verify.rules import UNJUDGED
 from tests.conftest import LIBRARY, data
 from tests.publish_fakes import AMD64, ARM64, CHECKS, COMMIT, NEW, OLD, Site
 from tests.registry_fake import index
@@ -107,6 +108,9 @@ def test_checks_that_do_not_apply_may_be_skipped(site: Site) -> None:
     """By the condition of a check, and by a rule that has nothing to look at in an image that could be read."""
     site.ready(OLD, outcomes={"image/size": "skipped"})
     assert site.publish().states == ["published"]
+    for path in site.evidence.rglob("verify.json"):
+        path.write_text(path.read_text().replace("it was skipped", f"{UNJUDGED}no network"))
+    assert f"image/size was skipped: {UNJUDGED}no network" in site.publish().reasons
 
 
 def test_a_verification_of_an_index_counts_for_its_platform(site: Site) -> None:

@@ -20,7 +20,7 @@ from imagebuild.project.plan import make_plan
 from imagebuild.render.image import image_labels
 from imagebuild.render.resolve import resolve_recipe
 from imagebuild.verify.elf import read
-from imagebuild.verify.rules import IMAGE_CHECKS, describe_code, judge_images, read_images, runs
+from imagebuild.verify.rules import IMAGE_CHECKS, UNJUDGED, describe_code, judge_images, read_images, runs
 from imagebuild.verify.subject import ImageFinder
 from tests.conftest import ROOT, Files, data
 from tests.registry_fake import FakeRegistry, put_image
@@ -63,6 +63,12 @@ class Case:
         self.labels: dict[str, str | None] = {}
         self.pack: Callable[[bytes], bytes] = gzip.compress
         self.registry = FakeRegistry("docker.io")
+        self.start_from({"etc/other": b""})
+
+    def start_from(self, *layers: dict[str, Node | bytes]) -> None:
+        """Put the layers of the base image into the registry, and its digest into the lock."""
+        base, lock = put_image(self.registry, "library/debian", *layers), self.files.root / "imagebuild.lock"
+        lock.write_text(re.sub(r'("debian:[^"]+": *\{\s*"digest": *)"[^"]+"', rf'\1"{base.digest}"', lock.read_text()))
 
     def results(self, *, planned: bool = True) -> dict[str, CheckResult]:
         project = self.files.load()
@@ -180,9 +186,7 @@ def test_a_fault_in_the_base_image(case: Case, name: str) -> None:
     """The fault is only noted, except for secrets, which must not be in any layer."""
     rule, files, reason = FILE_FAULTS[name]
     case.layers.append(files)
-    base = put_image(case.registry, "library/debian", BASE, files)
-    lock = case.files.root / "imagebuild.lock"
-    lock.write_text(re.sub(r'("debian:[^"]+": *\{\s*"digest": *)"[^"]+"', rf'\1"{base.digest}"', lock.read_text()))
+    case.start_from(BASE, files)
     case.layers.append({"usr/bin/ours": BASH, "opt/later": Node(b"x", 0o4755)})
     # The history lists steps, but does not count.
     case.history = [
@@ -198,7 +202,15 @@ def test_a_fault_in_the_base_image(case: Case, name: str) -> None:
     noted = results[rule].output
     assert reason in noted
     assert noted.count("(base image)") == 1
-    # Without the base of the lock, all layers are judged.
+    # If the registry of the base does not answer, nobody is blamed for a layer that may be of the base.
+    case.registry, case.root = FakeRegistry("docker.io"), case.root.with_name("offline")
+    unknown = case.results()
+    assert failed(unknown)["setuid"].startswith("/opt/later: is setuid")
+    if rule != "setuid":
+        assert unknown[rule].outcome == "skipped"
+        assert re.match(f"{UNJUDGED}debian:.*no such image; .*{reason}", unknown[rule].reason)
+    # If the image does not begin with the base of the lock, all layers are judged.
+    case.start_from(BASE, files)
     case.layers[0] = {**BASE, "opt/other": b""}
     case.root = case.root.with_name("again")
     results = case.results()
