@@ -172,6 +172,9 @@ class Component(Model):
     requires: tuple[Name, ...] = ()
     """Names of components, or names from the `provides` of components. For each name, the image must also contain a
     component."""
+    conflicts: dict[Name, str] = Field(default_factory=dict)
+    """Maps names of components, or names from the `provides` of components, to the reason why no image can contain such
+    a component together with this one."""
     build_requires: tuple[Name, ...] = ()
     """Names of components, or names from the `provides` of components, whose build stages this component's build stage
     uses. The image need not contain these components."""

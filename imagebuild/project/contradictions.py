@@ -19,6 +19,9 @@ names."""
 def check_names(project: Project, mistakes: Mistakes) -> None:
     """Add a mistake for each name that a file or an option uses, but that no file defines."""
     matrix, at, changes = project.matrix.model, project.matrix.at, project.changes
+    if not matrix.images:
+        problem = "the matrix has no image; add one, such as the image that `imagebuild init` writes"
+        mistakes.add(at("images"), f"images: {problem}")
     in_images: set[str] = set()
     for file, place, problem, name, known in (*_references(project), *_references_of_conditions(project)):
         in_images |= {name} if place[0] == "images" else set()
@@ -104,6 +107,8 @@ def _references(project: Project) -> Iterator[Reference]:
         for key, names in ("requires", document.model.requires), ("build-requires", document.model.build_requires):
             for i, wanted in enumerate(names):
                 yield document, (key, i), "unknown component", wanted, fulfilled
+        for other in document.model.conflicts:
+            yield document, ("conflicts", other), "unknown component", other, fulfilled
 
 
 MORE_NAMES: Mapping[str, Sequence[str]] = {

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from graphlib import CycleError, TopologicalSorter
-from itertools import product
+from itertools import permutations, product
 from math import prod
 from typing import get_args
 
@@ -26,6 +26,8 @@ REVISION = "{revision}"
 """Placeholder that stays in the tags of a plan, so that the plan does not depend on the commit. `imagebuild publish`
 replaces the placeholder."""
 REVISION_DIGITS = 7
+OPTIONS = "--with and --without"
+"""Rule that excludes a combination because these options contradict the files of the project."""
 MOST_COMBINATIONS = 10_000
 """Maximum number of combinations of an image's axes."""
 
@@ -105,17 +107,14 @@ def make_plan(project: Project) -> Plan:
     mistakes = Mistakes()
     matrix, changes = project.matrix.model, project.changes
     check_names(project, mistakes)
-    if not matrix.images:
-        mistakes.add(
-            project.matrix.at("images"),
-            "images: the matrix has no image; add one, such as the image that `imagebuild init` writes",
-        )
     mistakes.stop_if_any()
     targets: list[Target] = []
     excluded: list[Excluded] = []
     used: set[str] = set()
+    edited = bool(changes.with_ or changes.without)
     for name, image in matrix.images.items():
-        components = with_requirements(project, name, mistakes)
+        of_image = Mistakes() if edited else mistakes
+        components = with_requirements(project, name, of_image)
         choices = _axis_values(project, name, mistakes)
         if mistakes.texts:
             continue
@@ -129,6 +128,8 @@ def make_plan(project: Project) -> Plan:
             chosen = {c: project.version(c, facts) for c in components}
             against = list(_objections(project, name, facts, chosen))
             used.update(rule for rule, _ in against)
+            # Options may fit only some images. They matter only to targets that are selected: see `select_targets`.
+            against += [(OPTIONS, "\n".join(of_image.texts))] if edited and of_image.texts else []
             present = {c: v for c, v in chosen.items() if axes["variant"] in project.components[c].model.variants}
             lacking = [project.components[c].model.pin or c for c, version in present.items() if version is None]
             problem = f"no version applies to {combination_id(name, axes)}"
@@ -140,13 +141,17 @@ def make_plan(project: Project) -> Plan:
                 rule, reason = against[0]
                 excluded.append(Excluded(image=name, axes=axes, rule=rule, reason=reason))
                 continue
+            own = Mistakes() if edited else mistakes
             for pin in lacking:
                 where = f"{project.matrix.at('versions', pin)}: versions.{pin}"
-                mistakes.add_once(where, f"{problem}; add `{pin}: VERSION`, or a rule that excludes this combination")
-            if not lacking:
-                versions = {c: str(version) for c, version in present.items()}
-                targets.append(make_target(project, name, axes, versions, mistakes))
-    if not (changes.values or changes.with_ or mistakes.texts):
+                own.add_once(where, f"{problem}; add `{pin}: VERSION`, or a rule that excludes this combination")
+            versions = {c: str(version) for c, version in present.items()}
+            made = [] if lacking else [make_target(project, name, axes, versions, own)]
+            if edited and own.texts:
+                excluded.append(Excluded(image=name, axes=axes, rule=OPTIONS, reason="\n".join(own.texts)))
+            else:
+                targets += made
+    if not (changes.values or edited or mistakes.texts):
         _check_use(project, targets, excluded, used, mistakes)
     mistakes.stop_if_any()
     check_tags(project, targets, mistakes)
@@ -165,7 +170,9 @@ def make_plan(project: Project) -> Plan:
 
 def with_requirements(project: Project, image: str, mistakes: Mistakes) -> tuple[str, ...]:
     """Return the components of an image and all components that they require, requirements first.
-    Add a mistake for each requirement that no component fulfils, and for each name that several components provide."""
+
+    Add a mistake for each requirement that no component fulfils, for each name that several components provide, and for
+    each pair of components that cannot be in one image."""
     where, what = project.matrix.at("images", image, "components"), f"images.{image}.components"
     own, changes = project.matrix.model.images[image].components, project.changes
     listed = tuple(dict.fromkeys(c for c in (*own, *changes.with_) if c not in changes.without))
@@ -185,11 +192,13 @@ def with_requirements(project: Project, image: str, mistakes: Mistakes) -> tuple
                 mistakes.add(f"--without {provider}", f"{name} in {image} requires {provider}; add --without {name}")
         graph[name] = tuple(provider for provider in providers.values() if provider)
         todo += graph[name]
+    offered = {name: {name, *project.components[name].model.provides} for name in sorted(graph)}
     for wanted in sorted({role for name in graph for role in project.components[name].model.provides}):
-        offers = [name for name in graph if name == wanted or wanted in project.components[name].model.provides]
-        if len(offers) > 1:
-            both = " and ".join(sorted(offers))
-            mistakes.add(where, f"{what}: {both} provide {wanted!r}; remove one, or use --without")
+        if len(offers := [name for name in offered if wanted in offered[name]]) > 1:
+            mistakes.add(where, f"{what}: {' and '.join(offers)} provide {wanted!r}; remove one, or use --without")
+    for name, other in permutations(offered, 2):
+        for reason in (text for of, text in project.components[name].model.conflicts.items() if of in offered[other]):
+            mistakes.add(where, f"{what}: {name} and {other} cannot be in one image: {reason}; remove one of the two")
     try:
         return tuple(TopologicalSorter({n: graph[n] for n in sorted(graph)}).static_order())
     except CycleError as error:
@@ -375,8 +384,12 @@ def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
     """Return the targets that fit the selectors: globs of ids, names of images, and `axis=value`.
 
     A target must fit one of the globs or names, and every `axis=value`. Without selectors, return all targets. Raises
-    NothingSelected if no target fits, with the reason if a rule excludes the targets."""
+    NothingSelected if no target fits, with the reason if a rule excludes the targets, and ConfigError if the options
+    `--with` and `--without` make a selected target impossible."""
     selectors = tuple(selectors)
+    impossible = [item for item in select_excluded(plan, selectors) if item.rule == OPTIONS]
+    if reasons := {item.image: item.reason for item in reversed(impossible)}:
+        raise ConfigError("\n".join(dict.fromkeys(reversed(reasons.values()))))
     if chosen := tuple(t for t in plan.targets if _fits(t, selectors)):
         return chosen
     problem = f"no target fits {' '.join(selectors)}" if selectors else "the matrix has no target"

@@ -66,8 +66,11 @@ def image_environment(recipe: Recipe, matrix: YamlFile[Matrix]) -> dict[str, str
     """Return the environment variables of the image. `matrix` is the file that declares the image.
     Raises ConfigError if two components, or a component and the image, set a variable to different values."""
     env, needed = {"PATH": SYSTEM_PATH}, dict[str, str]()
+    archives = {part.name: _archive_environment(recipe, part) for part in recipe.components}
+    declared = {variable for part in recipe.components for variable in part.env}.difference(FOLDER_LISTS)
     for part in recipe.components:
-        taken = {**_base_environment(recipe, part), **_archive_environment(recipe, part), **part.env}
+        of_archive = {variable: value for variable, value in archives[part.name].items() if variable not in declared}
+        taken = {**_base_environment(recipe, part), **of_archive, **part.env}
         for variable, value in taken.items():
             if variable in FOLDER_LISTS:
                 env[variable] = f"{value}:{env[variable]}" if variable in env else value
@@ -75,7 +78,7 @@ def image_environment(recipe: Recipe, matrix: YamlFile[Matrix]) -> dict[str, str
                 where = part.file.at("env", variable)
                 problem = f"is {value!r}, but another component sets {env[variable]!r}; remove one of the two"
                 raise ConfigError(f"{where}: env.{variable}: {problem}")
-            elif part.component.unpacked:
+            elif part.component.unpacked or any(variable in archive for archive in archives.values()):
                 needed[variable] = part.name
     for variable, value in recipe.image.env.items():
         if variable in needed and env[variable] != value:
@@ -122,12 +125,22 @@ def _base_environment(recipe: Recipe, part: Part) -> dict[str, str]:
 
 
 def _archive_environment(recipe: Recipe, part: Part) -> dict[str, str]:
-    """Return the environment variables that a component's archive sets in this variant of the image."""
+    """Return the environment variables that a component's archive sets in this variant of the image.
+
+    A folder that another component replaces counts only if the image contains a component with libraries in it."""
     unpacked = part.component.unpacked
     if unpacked is None or part.stage is None:
         return {}
     devel = recipe.target.axes["variant"] == "devel"
-    return {v: value for v, value in part.stage.archive_environment[0].items() if devel or v not in unpacked.devel}
+    libraries = [f"{folder}/" for other in recipe.components for folder in other.component.libraries]
+    replaced = [f"{unpacked.prefix}/{name}/" for name in unpacked.replaced]
+    absent = tuple(place for place in replaced if not any(folder.startswith(place) for folder in libraries))
+    found: dict[str, str] = {}
+    for variable, value in part.stage.archive_environment[0].items():
+        places = [place for place in value.split(":") if not f"{place}/".startswith(absent)]
+        if places and (devel or variable not in unpacked.devel):
+            found[variable] = ":".join(places)
+    return found
 
 
 # Labels

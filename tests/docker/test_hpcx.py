@@ -22,9 +22,6 @@ pytestmark = pytest.mark.docker
 COMPILED_LONG = ("openmpi", "nccl-tests")
 """Components that `make docker` leaves out, because Open MPI takes long to compile, and nccl-tests needs Open MPI.
 `make hpcx-proof` builds all components."""
-MISS_OPEN_MPI = {"image/environment", "cuda-image/paths", "hpcx/environment"}
-"""Checks that must fail without Open MPI, because the environment contains paths in /opt/hpcx/ompi. In devel images,
-`hpcx/init-scripts` fails, too; runtime images have an empty folder /opt/hpcx/ompi."""
 
 EXPECTED = ("no gpu", "no rdma", "no slurm", "only for", "no size-limit-mb")
 """Permitted reasons for skipped checks."""
@@ -46,11 +43,8 @@ def test_every_line_runs_and_every_check_passes(
         for variant in ("devel", "runtime"):
             file = folder / f"{variant}.json"
             image = f"{REPOSITORY}/{TARGETS.replace('-', ':', 1)}-{variant}"
-            done = run("verify", image, "--json", file, expect=0 if whole else 1)
+            run("verify", image, "--json", file)
             checks = json.loads(file.read_text())["checks"]
-            outcomes = {f"{c['component']}/{c['check']}": c["outcome"] for c in checks}
-            failed = {name for name, outcome in outcomes.items() if outcome not in ("passed", "skipped")}
-            missing = MISS_OPEN_MPI | ({"hpcx/init-scripts"} if variant == "devel" else set())
-            assert failed == (set() if whole else missing), done.out
+            assert {c["outcome"] for c in checks} == {"passed", "skipped"}
             reasons = [c["reason"] for c in checks if c["outcome"] == "skipped"]
             assert all(any(part in reason for part in EXPECTED) for reason in reasons), reasons

@@ -346,7 +346,7 @@ for variant in debug prof; do
     { grep -rIlE "ucx/$variant\b" -- *.sh modulefiles || true; } | xargs -r rm
   fi
 done
-mkdir -p ompi
+mkdir -p /out/{devel,runtime}/opt/hpcx/ompi # init scripts name the folder, also in images without Open MPI
 EOF
 
 # ---- perftest --------------------------------------------------------------------------------------
@@ -701,26 +701,26 @@ export NV_LIBNCCL_DEV_PACKAGE="libnccl-dev=2.32.3-1+cuda13.4"
 export NV_LIBNCCL_DEV_PACKAGE_VERSION="2.32.3-1"
 export CPATH="/opt/hpcx/ompi/include:/opt/hpcx/ucc/include:/opt/hpcx/ucx/include:/opt/hpcx/sharp/include:/opt/hpcx/hcoll/include"
 export HPCX_CLUSTERKIT_DIR="/opt/hpcx/clusterkit"
-export HPCX_DIR="/opt/hpcx"
 export HPCX_HCOLL_DIR="/opt/hpcx/hcoll"
-export HPCX_MPI_DIR="/opt/hpcx/ompi"
 export HPCX_NCCLNET_PLUGIN_DIR="/opt/hpcx/nccl_spectrum-x_plugin"
 export HPCX_NCCL_RDMA_SHARP_PLUGIN_DIR="/opt/hpcx/nccl_rdma_sharp_plugin"
 export HPCX_OSHMEM_DIR="/opt/hpcx/ompi"
 export HPCX_SHARP_DIR="/opt/hpcx/sharp"
 export HPCX_UCC_DIR="/opt/hpcx/ucc"
-export HPCX_UCX_DIR="/opt/hpcx/ucx"
-export MPI_HOME="/opt/hpcx/ompi"
-export OMPI_HOME="/opt/hpcx/ompi"
-export OPAL_PREFIX="/opt/hpcx/ompi"
 export OSHMEM_HOME="/opt/hpcx/ompi"
 export PKG_CONFIG_PATH="/opt/hpcx/hcoll/lib/pkgconfig:/opt/hpcx/sharp/lib/pkgconfig:/opt/hpcx/ucx/lib/pkgconfig:/opt/hpcx/ompi/lib/pkgconfig"
 export SHMEM_HOME="/opt/hpcx/ompi"
+export HPCX_DIR="/opt/hpcx"
+export HPCX_UCX_DIR="/opt/hpcx/ucx"
+export HPCX_MPI_DIR="/opt/hpcx/ompi"
+export MPI_HOME="/opt/hpcx/ompi"
+export OMPI_HOME="/opt/hpcx/ompi"
 export OMPI_MCA_coll_hcoll_enable="0"
+export OPAL_PREFIX="/opt/hpcx/ompi"
 export UCX_VFS_ENABLE="no"
 PROFILE
 cat > /etc/ssh/sshd_config.d/20-environment.conf <<'CONFIG'
-SetEnv PATH="/opt/nccl-tests/build:/opt/hpcx/sharp/bin:/opt/hpcx/clusterkit/bin:/opt/hpcx/hcoll/bin:/opt/hpcx/ucc/bin:/opt/hpcx/ucx/bin:/opt/hpcx/ompi/bin:/opt/gdrcopy/bin:/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" LD_LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/ucc/lib/ucc:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib/ucx:/opt/hpcx/ucx/lib:/opt/hpcx/sharp/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/nvidia/lib:/usr/local/nvidia/lib64:/usr/local/cuda/lib64" LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/sharp/lib:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/cuda/lib64/stubs" NVIDIA_VISIBLE_DEVICES="all" NVIDIA_DRIVER_CAPABILITIES="compute,utility" NCCL_VERSION="2.32.3-1" NV_LIBNCCL_PACKAGE="libnccl2=2.32.3-1+cuda13.4" NV_LIBNCCL_PACKAGE_VERSION="2.32.3-1" NV_LIBNCCL_DEV_PACKAGE="libnccl-dev=2.32.3-1+cuda13.4" NV_LIBNCCL_DEV_PACKAGE_VERSION="2.32.3-1" CPATH="/opt/hpcx/ompi/include:/opt/hpcx/ucc/include:/opt/hpcx/ucx/include:/opt/hpcx/sharp/include:/opt/hpcx/hcoll/include" HPCX_CLUSTERKIT_DIR="/opt/hpcx/clusterkit" HPCX_DIR="/opt/hpcx" HPCX_HCOLL_DIR="/opt/hpcx/hcoll" HPCX_MPI_DIR="/opt/hpcx/ompi" HPCX_NCCLNET_PLUGIN_DIR="/opt/hpcx/nccl_spectrum-x_plugin" HPCX_NCCL_RDMA_SHARP_PLUGIN_DIR="/opt/hpcx/nccl_rdma_sharp_plugin" HPCX_OSHMEM_DIR="/opt/hpcx/ompi" HPCX_SHARP_DIR="/opt/hpcx/sharp" HPCX_UCC_DIR="/opt/hpcx/ucc" HPCX_UCX_DIR="/opt/hpcx/ucx" MPI_HOME="/opt/hpcx/ompi" OMPI_HOME="/opt/hpcx/ompi" OPAL_PREFIX="/opt/hpcx/ompi" OSHMEM_HOME="/opt/hpcx/ompi" PKG_CONFIG_PATH="/opt/hpcx/hcoll/lib/pkgconfig:/opt/hpcx/sharp/lib/pkgconfig:/opt/hpcx/ucx/lib/pkgconfig:/opt/hpcx/ompi/lib/pkgconfig" SHMEM_HOME="/opt/hpcx/ompi" OMPI_MCA_coll_hcoll_enable="0" UCX_VFS_ENABLE="no"
+SetEnv PATH="/opt/nccl-tests/build:/opt/hpcx/sharp/bin:/opt/hpcx/clusterkit/bin:/opt/hpcx/hcoll/bin:/opt/hpcx/ucc/bin:/opt/hpcx/ucx/bin:/opt/hpcx/ompi/bin:/opt/gdrcopy/bin:/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" LD_LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/ucc/lib/ucc:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib/ucx:/opt/hpcx/ucx/lib:/opt/hpcx/sharp/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/nvidia/lib:/usr/local/nvidia/lib64:/usr/local/cuda/lib64" LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/sharp/lib:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/cuda/lib64/stubs" NVIDIA_VISIBLE_DEVICES="all" NVIDIA_DRIVER_CAPABILITIES="compute,utility" NCCL_VERSION="2.32.3-1" NV_LIBNCCL_PACKAGE="libnccl2=2.32.3-1+cuda13.4" NV_LIBNCCL_PACKAGE_VERSION="2.32.3-1" NV_LIBNCCL_DEV_PACKAGE="libnccl-dev=2.32.3-1+cuda13.4" NV_LIBNCCL_DEV_PACKAGE_VERSION="2.32.3-1" CPATH="/opt/hpcx/ompi/include:/opt/hpcx/ucc/include:/opt/hpcx/ucx/include:/opt/hpcx/sharp/include:/opt/hpcx/hcoll/include" HPCX_CLUSTERKIT_DIR="/opt/hpcx/clusterkit" HPCX_HCOLL_DIR="/opt/hpcx/hcoll" HPCX_NCCLNET_PLUGIN_DIR="/opt/hpcx/nccl_spectrum-x_plugin" HPCX_NCCL_RDMA_SHARP_PLUGIN_DIR="/opt/hpcx/nccl_rdma_sharp_plugin" HPCX_OSHMEM_DIR="/opt/hpcx/ompi" HPCX_SHARP_DIR="/opt/hpcx/sharp" HPCX_UCC_DIR="/opt/hpcx/ucc" OSHMEM_HOME="/opt/hpcx/ompi" PKG_CONFIG_PATH="/opt/hpcx/hcoll/lib/pkgconfig:/opt/hpcx/sharp/lib/pkgconfig:/opt/hpcx/ucx/lib/pkgconfig:/opt/hpcx/ompi/lib/pkgconfig" SHMEM_HOME="/opt/hpcx/ompi" HPCX_DIR="/opt/hpcx" HPCX_UCX_DIR="/opt/hpcx/ucx" HPCX_MPI_DIR="/opt/hpcx/ompi" MPI_HOME="/opt/hpcx/ompi" OMPI_HOME="/opt/hpcx/ompi" OMPI_MCA_coll_hcoll_enable="0" OPAL_PREFIX="/opt/hpcx/ompi" UCX_VFS_ENABLE="no"
 CONFIG
 # The id is for one machine only, and the auxiliary cache of ldconfig contains inode numbers of the build machine.
 if [ -s /etc/machine-id ]; then : > /etc/machine-id; fi
@@ -818,22 +818,22 @@ ENV PATH="/opt/nccl-tests/build:/opt/hpcx/sharp/bin:/opt/hpcx/clusterkit/bin:/op
     NV_LIBNCCL_DEV_PACKAGE_VERSION="2.32.3-1" \
     CPATH="/opt/hpcx/ompi/include:/opt/hpcx/ucc/include:/opt/hpcx/ucx/include:/opt/hpcx/sharp/include:/opt/hpcx/hcoll/include" \
     HPCX_CLUSTERKIT_DIR="/opt/hpcx/clusterkit" \
-    HPCX_DIR="/opt/hpcx" \
     HPCX_HCOLL_DIR="/opt/hpcx/hcoll" \
-    HPCX_MPI_DIR="/opt/hpcx/ompi" \
     HPCX_NCCLNET_PLUGIN_DIR="/opt/hpcx/nccl_spectrum-x_plugin" \
     HPCX_NCCL_RDMA_SHARP_PLUGIN_DIR="/opt/hpcx/nccl_rdma_sharp_plugin" \
     HPCX_OSHMEM_DIR="/opt/hpcx/ompi" \
     HPCX_SHARP_DIR="/opt/hpcx/sharp" \
     HPCX_UCC_DIR="/opt/hpcx/ucc" \
-    HPCX_UCX_DIR="/opt/hpcx/ucx" \
-    MPI_HOME="/opt/hpcx/ompi" \
-    OMPI_HOME="/opt/hpcx/ompi" \
-    OPAL_PREFIX="/opt/hpcx/ompi" \
     OSHMEM_HOME="/opt/hpcx/ompi" \
     PKG_CONFIG_PATH="/opt/hpcx/hcoll/lib/pkgconfig:/opt/hpcx/sharp/lib/pkgconfig:/opt/hpcx/ucx/lib/pkgconfig:/opt/hpcx/ompi/lib/pkgconfig" \
     SHMEM_HOME="/opt/hpcx/ompi" \
+    HPCX_DIR="/opt/hpcx" \
+    HPCX_UCX_DIR="/opt/hpcx/ucx" \
+    HPCX_MPI_DIR="/opt/hpcx/ompi" \
+    MPI_HOME="/opt/hpcx/ompi" \
+    OMPI_HOME="/opt/hpcx/ompi" \
     OMPI_MCA_coll_hcoll_enable="0" \
+    OPAL_PREFIX="/opt/hpcx/ompi" \
     UCX_VFS_ENABLE="no"
 
 LABEL org.opencontainers.image.title="hpcx" \

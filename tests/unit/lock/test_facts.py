@@ -156,11 +156,19 @@ def with_env(project: Project, **env: str) -> Renderer:
 def test_what_is_ours_of_the_environment_stays(locked_hpcx: tuple[Project, Target]) -> None:
     made, target = locked_hpcx
     with pytest.raises(
-        ConfigError, match="matrix.yaml:[0-9]+: env.OPAL_PREFIX: is '/usr', but hpcx needs '/opt/hpcx/ompi'"
+        ConfigError, match="matrix.yaml:[0-9]+: env.OPAL_PREFIX: is '/usr', but openmpi needs '/opt/hpcx/ompi'"
     ):
         with_env(made, OPAL_PREFIX="/usr").dockerfile(target)
     renderer = with_env(made, LD_LIBRARY_PATH="/opt/mine/lib", PATH="/opt/mine/bin")
     assert 'ENV PATH="/opt/mine/bin:/opt/nccl-tests' in renderer.dockerfile(target).text
+
+
+def test_no_variable_names_an_open_mpi_that_is_not_in_the_image(locked_hpcx: tuple[Project, Target]) -> None:
+    made, target = locked_hpcx
+    components = {name: v for name, v in target.components.items() if name not in ("openmpi", "nccl-tests")}
+    lines = Renderer(made).dockerfile(target.model_copy(update={"components": components})).text.splitlines()
+    assert not [line for line in lines if re.search(r"[=:]\"?/opt/hpcx/ompi\b", line)]
+    assert [line for line in lines if line.startswith("    HPCX_UCX_DIR=")]
 
 
 def test_what_images_adapt_is_said_once(locked_hpcx: tuple[Project, Target]) -> None:
