@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import yaml
@@ -17,6 +18,7 @@ from imagebuild.project.plan import Plan, make_plan
 from imagebuild.project.project import Project
 from imagebuild.render import sandbox
 from imagebuild.render.renderer import Renderer
+from imagebuild.verify import facts
 
 ROOT = Path(__file__).parent.parent
 
@@ -39,6 +41,13 @@ def no_programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
             return pytest.fail(f"a unit test started {argv}")
 
         monkeypatch.setattr(subprocess, "Popen", refuse)
+
+
+@pytest.fixture(autouse=True)
+def own_facts(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let no test read or write the user's cache of facts about layers."""
+    folder = tmp_path_factory.getbasetemp() / "facts" / uuid4().hex
+    monkeypatch.setattr(facts, "cache_folder", folder.joinpath)
 
 
 def ran(*argv: object, check: bool = False, **more: Any) -> subprocess.CompletedProcess[str]:

@@ -31,7 +31,7 @@ def tree_of(layers: Sequence[bytes], folder: Path) -> list[str]:
     found = []
     for number, data in enumerate(layers):
         (path := folder / str(number)).write_bytes(data)
-        found.append(scan(Blob(path, len(data)), number))
+        found.append(scan(Blob(path, len(data))).numbered(number))
     return sorted(
         line(e.path, e.kind, e.mode, (e.uid, e.gid), e.sha256 or e.target, capable=e.capabilities) for e in Tree(found)
     )

@@ -378,8 +378,11 @@ class Layout:
         return BlobStream(blob.size, chunks)
 
     def fetch(self, blob: Descriptor, path: Path) -> None:
-        """Copy a blob to a file, unless the file exists. The file appears only when it is complete."""
+        """Copy a blob to a file, unless the file exists. The file appears only when it is complete.
+        Raises ResultError if the layout lacks the blob."""
         if not path.exists():
+            if not self.path(blob.digest).is_file():
+                raise ResultError(f"{self.folder}: blob {blob.digest} is missing; build or fetch the image again")
             with temporary_file(path.parent) as temporary:
                 shutil.copyfile(self.path(blob.digest), temporary)
                 temporary.rename(path)

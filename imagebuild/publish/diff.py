@@ -16,7 +16,7 @@ from imagebuild.publish.evidence import attached_packages
 from imagebuild.publish.signatures import Signer
 from imagebuild.report.document import NONE
 from imagebuild.verify.files import Tree
-from imagebuild.verify.layers import scan_all
+from imagebuild.verify.layers import read_layers
 from imagebuild.verify.subject import ImageFinder
 
 Changes = dict[str, tuple[str | None, str | None]]
@@ -98,7 +98,7 @@ def _packages(image: PlatformImage, notes: list[str], trust: Signer | None) -> d
             f"signed by {trust.name}" if trust else "not verified, so anyone who can push can change it (see --key)"
         )
         notes.append(f"the packages of {image.name} were read from its SBOM, {signed}; no layer was fetched")
-    elif entry := Tree(scan_all([image.fetch(layer) for layer in image.layers])).get(DPKG):
+    elif entry := Tree(read_layers(image)[0]).get(DPKG):
         packages = installed_packages((entry.text or b"").decode("utf-8", "replace"))
     if not packages:
         notes.append(f"packages are not compared: {image.name} contains no dpkg packages")

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.fields import YamlFile
+from imagebuild.core.fields import SYSTEM_PATH, YamlFile
 from imagebuild.project.lockfile import UNRESOLVED, common_environment
 from imagebuild.project.matrix import Matrix
 from imagebuild.render.recipe import Part, PinnedPackages, Recipe
 
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 FOLDER_LISTS = ("CPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PATH", "PKG_CONFIG_PATH")
 """Variables that are lists of folders. Components prepend to them instead of setting them."""
 

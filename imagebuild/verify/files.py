@@ -90,6 +90,10 @@ class Layer:
     """Size in bytes as stored, usually compressed."""
     compression: Compression
 
+    def numbered(self, number: int) -> Layer:
+        """Return the layer with its number in an image in each entry."""
+        return replace(self, entries=tuple(replace(entry, layer=number) for entry in self.entries)) if number else self
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:

@@ -8,10 +8,11 @@ import os
 import re
 import signal
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from itertools import chain, count
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -19,9 +20,11 @@ import yaml
 
 from imagebuild.core.console import doing
 from imagebuild.core.errors import ResultError
-from imagebuild.oci.layout import KEPT_SIZE, Blob, layer_members
+from imagebuild.oci.image import PlatformImage
+from imagebuild.oci.layout import KEPT_SIZE, Blob, Layout, layer_members
 from imagebuild.oci.tar import member_path
 from imagebuild.verify import elf
+from imagebuild.verify.facts import FactCache
 from imagebuild.verify.files import FileEntry, Layer
 
 OVERLAP = 16 << 10
@@ -85,7 +88,7 @@ WORTH_A_PROCESS = 16 << 20
 faster."""
 
 
-def scan(blob: Blob, number: int) -> Layer:
+def scan(blob: Blob) -> Layer:
     """Read a layer. Raises ResultError if it cannot be read or does not match its digest."""
     entries = []
     with layer_members(blob) as members:
@@ -97,21 +100,23 @@ def scan(blob: Blob, number: int) -> Layer:
                 privileged = member.capabilities or member.mode & 0o6000 > 0
                 values = _content(archive.content(), path, member.size, privileged)
             values["capabilities"] = member.capabilities
-            entries.append(FileEntry(path, member.kind, member.mode, member.uid, member.gid, layer=number, **values))
+            entries.append(FileEntry(path, member.kind, member.mode, member.uid, member.gid, **values))
     return Layer(tuple(entries), blob.size, blob.compression)
 
 
 @doing("reading layers")
-def scan_all(blobs: Sequence[Blob], workers: int | None = None) -> tuple[Layer, ...]:
-    """Read all layers in parallel. Raises the same errors as `scan`.
+def scan_all(
+    blobs: Sequence[Blob], workers: int | None = None, read: Callable[[Blob], Layer] = scan
+) -> tuple[Layer, ...]:
+    """Read layers in parallel with the function `read`. Raises the same errors as `scan`.
     `workers` is the number of processes. Default: the number of available CPUs."""
     workers = min(workers or len(os.sched_getaffinity(0)), len(blobs))
     if workers < 2 or sum(blob.size for blob in blobs) < WORTH_A_PROCESS:
-        return tuple(map(scan, blobs, count()))
+        return tuple(map(read, blobs))
     context = multiprocessing.get_context("spawn")  # a forked copy of a process with threads may hang
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_at_once) as pool:
         try:
-            return tuple(pool.map(scan, blobs, count()))
+            return tuple(pool.map(read, blobs))
         except BrokenProcessPool:
             raise ResultError(
                 f"{blobs[0].file}: a process that read a layer was killed, probably for lack of memory; "
@@ -128,6 +133,26 @@ def _end_at_once() -> None:
     """Let SIGINT and SIGTERM end a worker process immediately, as it has nothing to clean up."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
+
+
+def scan_and_keep(facts: FactCache, blob: Blob) -> Layer:
+    """Read a layer, and keep the facts about it. Raises the same errors as `scan`."""
+    layer = scan(blob)
+    facts.keep(blob, layer)
+    return layer
+
+
+def read_layers(image: PlatformImage) -> tuple[tuple[Layer, ...], int]:
+    """Return the facts about all layers of an image, and the number of layers that had to be read for them.
+    Only these layers are fetched. Raises CommandError if the registry fails, ResultError if a layer cannot be read."""
+    facts = FactCache.open()
+    found = [facts.find(blob, is_local=isinstance(image.place, Layout)) for blob in image.layers]
+    unknown = [number for number, layer in enumerate(found) if layer is None]
+    blobs = [image.fetch(image.layers[number]) for number in unknown]
+    for number, layer in zip(unknown, scan_all(blobs, read=partial(scan_and_keep, facts)), strict=True):
+        found[number] = layer
+    facts.clean()
+    return tuple(layer.numbered(number) for number, layer in enumerate(found) if layer), len(unknown)
 
 
 def _content(content: Iterator[bytes], path: str, size: int, privileged: bool) -> dict[str, Any]:

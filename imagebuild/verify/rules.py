@@ -7,145 +7,30 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatch, fnmatchcase
-from functools import cache, cached_property
+from functools import cache
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 
 from imagebuild.bench.verification import CheckResult
-from imagebuild.core.errors import ImagebuildError, ResultError, plural
-from imagebuild.core.fields import DIGEST, axis_facts, matches, natural_order
-from imagebuild.oci.image import FoundImage, PlatformImage
+from imagebuild.core.errors import ResultError, plural
+from imagebuild.core.fields import DIGEST, SYSTEM_PATH, axis_facts, matches, natural_order
+from imagebuild.oci.image import FoundImage
 from imagebuild.oci.layout import OPAQUE, WHITEOUT
-from imagebuild.project.component import Component
 from imagebuild.project.matrix import CheckWaiver
-from imagebuild.project.plan import Plan, Target, axes_of, components_of
+from imagebuild.project.plan import Plan, axes_of, components_of
 from imagebuild.project.project import Project
-from imagebuild.render.image import FOLDER_LISTS, SYSTEM_PATH, image_labels
+from imagebuild.render.image import FOLDER_LISTS, image_labels
 from imagebuild.render.resolve import gpu_capabilities, resolve_recipe
 from imagebuild.verify import layers
 from imagebuild.verify.checks import IMAGE
-from imagebuild.verify.elf import DRIVER, MACHINES, Closure, Loader
-from imagebuild.verify.files import Elf, FileEntry, Finding, Layer, Tree
-from imagebuild.verify.layers import PATTERNS, is_a, scan_all
+from imagebuild.verify.elf import DRIVER
+from imagebuild.verify.facts import hash_of_readers
+from imagebuild.verify.files import Elf, FileEntry, Finding
+from imagebuild.verify.inspection import Inspection, NotApplicable
+from imagebuild.verify.layers import PATTERNS, is_a, read_layers
 from imagebuild.verify.subject import ImageFinder, room_explained
-
-
-class NotApplicable(Exception):
-    """The error if a rule cannot judge an image; its text is the reason."""
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """An image whose files were read, with the project and the plan to which the image should belong."""
-
-    image: PlatformImage
-    layers: tuple[Layer, ...]
-    project: Project
-    plan: Plan
-    seconds: float = 0.0
-    """Duration of reading the image, in seconds."""
-    finder: ImageFinder = field(default_factory=ImageFinder)
-    """Finds the base image."""
-
-    @cached_property
-    def tree(self) -> Tree:
-        return Tree(self.layers)
-
-    @cached_property
-    def objects(self) -> dict[str, Elf]:
-        """Maps the path of each ELF file that a container sees to the fields that were read from the file."""
-        return {entry.path: entry.elf for entry in self.tree if entry.elf}
-
-    @cached_property
-    def loader(self) -> Loader:
-        return Loader(self.tree, self.image.env)
-
-    @cached_property
-    def closures(self) -> list[tuple[Elf, Closure]]:
-        """The programs and libraries for the image's machine, each with the libraries that it loads."""
-        files = [(path, elf) for path, elf in self.objects.items() if elf.machine == self.machine and elf.loadable]
-        return [(elf, self.loader.closure(path)) for path, elf in files]
-
-    @cached_property
-    def on_path(self) -> list[tuple[str, str]]:
-        """Each file in the folders that the dynamic loader searches, as a pair of folder and file name."""
-        return [(folder, name) for folder in self.loader.folders(self.machine) for name in self.tree.names(folder)]
-
-    @property
-    def searched(self) -> list[str]:
-        """The folders in which programs and libraries are found: those of PATH, and those of the dynamic loader."""
-        paths = map(self.tree.resolve, self.image.env.get("PATH", SYSTEM_PATH).split(":"))
-        return list(
-            dict.fromkeys(
-                [*filter(None, paths), *filter(None, self.loader.folders(MACHINES.get(self.image.architecture, 0)))]
-            )
-        )
-
-    @cached_property
-    def contents(self) -> list[FileEntry]:
-        """The files in all layers, without whiteouts, also if a later layer removes them."""
-        entries = (entry for layer in self.layers for entry in layer.entries)
-        is_whiteout = re.compile(rf"(^|/){re.escape(WHITEOUT)}[^/]*$").search
-        return [entry for entry in entries if entry.kind in ("file", "hardlink") and not is_whiteout(entry.path)]
-
-    @cached_property
-    def base(self) -> tuple[int | None, str]:
-        """The number of layers that the image shares with the base image in the lock, and why it is 0 or unknown.
-
-        None: the base image cannot be read, so it may be any layer but the last. What the image says about its own base
-        is not used, as anybody can write it."""
-        try:
-            reference = resolve_recipe(self.project, self.target).base
-        except (NotApplicable, ImagebuildError) as error:
-            return 0, str(error)
-        try:
-            base = self.finder.find_base(reference).image(self.image.platform)
-        except ImagebuildError as error:
-            return None, str(error)
-        layers = [layer.diff_id for layer in base.layers]
-        if "@" in reference and layers == [layer.diff_id for layer in self.image.layers[: len(layers)]]:
-            return len(layers), ""
-        return 0, f"the image does not begin with the layers of {reference}"
-
-    def is_of_base(self, finding: Finding) -> bool:
-        """Return whether a finding is, or may be, about a file of the base image."""
-        number, layer = self.base[0], self.layer_of(finding)
-        return layer is not None and layer < (len(self.layers) - 1 if number is None else number)
-
-    def layer_of(self, finding: Finding) -> int | None:
-        """Return the number of the layer that a finding is about; None if it is not about a layer."""
-        entry = self.tree.get(finding.subject[1:]) if finding.subject.startswith("/") else None
-        return entry.layer if finding.layer is None and entry else finding.layer
-
-    @property
-    def machine(self) -> int:
-        """The `e_machine` of the image's ELF files. Raises NotApplicable if it is unknown."""
-        if machine := MACHINES.get(self.image.architecture):
-            return machine
-        raise NotApplicable(f"imagebuild does not know the ELF machine of {self.image.platform}")
-
-    def components(self) -> list[tuple[str, Component]]:
-        """Return the project's components that the image's labels name.
-        Raises NotApplicable if the image has no labels of components."""
-        names = components_of(self.image.labels)
-        if not names:
-            raise NotApplicable("the image has no label imagebuild.component.*: it was not built by imagebuild")
-        known = self.project.components
-        return [(name, known[name].model) for name in names if name in known]
-
-    @property
-    def target(self) -> Target:
-        """The target that the labels name. Raises NotApplicable if no label names a target, or if the plan lacks it."""
-        name = self.image.labels.get("imagebuild.target")
-        for target in self.plan.targets:
-            if target.id == name:
-                return target
-        unknown = "the image has no label imagebuild.target: it was not built by imagebuild"
-        raise NotApplicable(f"the plan has no target {name}" if name else unknown)
-
 
 DEVICES = {190: "CUDA", 224: "AMD GPU", 247: "BPF"}
 """ELF machine numbers of devices that are not CPUs. Programs load files for these devices as data."""
@@ -585,8 +470,8 @@ def declared_waivers(project: Project, image: str, components: Iterable[str]) ->
 @cache
 def hash_of_rules() -> str:
     """Return the hash of the code and patterns that read and judge an image's files."""
-    names = ("rules.py", "elf.py", "files.py", "layers.py", "patterns.yaml")
-    return hashlib.sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in names)).hexdigest()
+    own = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("rules.py", "inspection.py"))
+    return hashlib.sha256(own + hash_of_readers().encode()).hexdigest()
 
 
 def hash_of_image_checks(project: Project, image: str, components: Iterable[str]) -> str:
@@ -604,7 +489,10 @@ def judge_images(inspections: Sequence[Inspection]) -> Iterator[CheckResult]:
         conditions = {**axis_facts(axes_of(labels)), "arch": image.architecture, "image": name}
         declared = declared_waivers(project, name, components) if components else ()
         waivers = [(owner, waiver) for owner, waiver in declared if matches(waiver.when, conditions)]
-        judged = [CheckResult(component=IMAGE, check="readable", outcome="passed", seconds=round(read.seconds, 3))]
+        seconds, total = round(read.seconds, 3), plural(len(read.layers), "layer")
+        cached = "; the facts about the others are from the cache" if read.read < len(read.layers) else ""
+        says = f"read {read.read} of {total}{cached}"
+        judged = [CheckResult(component=IMAGE, check="readable", outcome="passed", output=says, seconds=seconds)]
         judged += [_judge_rule(rule, read, [w for w in waivers if w[1].rule == rule_name(rule)]) for rule in RULES]
         sha256, suffix = hash_of_image_checks(project, name, components), f" {image.platform}" * (len(inspections) > 1)
         for result in judged:
@@ -658,11 +546,13 @@ def read_images(found: FoundImage, project: Project, plan: Plan, finder: ImageFi
     """Read the files of an image, and return an inspection for each of the image's platforms. `finder` finds its base.
     Raises CommandError if an engine or a registry fails, ResultError if the image cannot be read."""
     inspections = []
+    base_of = lambda target: resolve_recipe(project, target).base  # noqa: E731
     with room_explained(found.name):
         for image in map(found.image, found.platforms):
             began = time.monotonic()
-            read = scan_all([image.fetch(layer) for layer in image.layers])
-            inspection = Inspection(image, read, project, plan, time.monotonic() - began, finder or ImageFinder())
+            facts, read = read_layers(image)
+            seconds = time.monotonic() - began
+            inspection = Inspection(image, facts, project, plan, seconds, read, finder or ImageFinder(), base_of)
             try:
                 inspection.tree  # noqa: B018  # an image that engines refuse has no tree
             except ResultError as error:

@@ -26,7 +26,8 @@ from imagebuild.project.revision import current_revision
 from imagebuild.verify import checks, subject
 from imagebuild.verify.checks import IMAGE, SAME_FILES, ImageCheck
 from imagebuild.verify.docker import docker_session, pulled
-from imagebuild.verify.rules import IMAGE_CHECKS, Inspection, judge_images, read_images
+from imagebuild.verify.inspection import Inspection
+from imagebuild.verify.rules import IMAGE_CHECKS, judge_images, read_images
 from imagebuild.verify.runner import EXEC, CannotRun, Command, ExecSession, Session, read_prefix
 from imagebuild.verify.subject import ImageFinder, Subject
 

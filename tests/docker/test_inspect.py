@@ -13,8 +13,8 @@ from imagebuild.bench.verification import VerifyResult
 from imagebuild.oci.image import images_in
 from imagebuild.project.plan import Plan
 from imagebuild.render.renderer import Renderer
+from imagebuild.verify.inspection import Inspection
 from imagebuild.verify.layers import scan_all
-from imagebuild.verify.rules import Inspection
 from tests.docker.conftest import REPOSITORY, Built, Imagebuild, until
 from tests.docker.test_quickstart import docker_build
 

@@ -330,7 +330,7 @@ def test_the_place_of_a_prefix_is_the_image(
     subprocess.run(["bash", "-c", script], cwd=tmp_path / "root", check=True)
     monkeypatch.setenv("PATH", f"{tmp_path}/root:{os.environ['PATH']}")
     (tmp_path / "layer").write_bytes(layer(nodes))
-    tree = Tree([scan(Blob(tmp_path / "layer", (tmp_path / "layer").stat().st_size), 0)])
+    tree = Tree([scan(Blob(tmp_path / "layer", (tmp_path / "layer").stat().st_size))])
     folders, trees = (f"{here}/bin",), (f"{here}/opt/tool",)
     result = compare_files(ExecSession(["env"]), tree, folders, trees, "x@sha256:1", log=tmp_path / "log")
     assert (result.outcome, found or "") == (

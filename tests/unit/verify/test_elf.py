@@ -70,7 +70,7 @@ def read_layer(files: Files) -> Layer:
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
-        return scan(Blob(Path(file.name), len(data)), 0)
+        return scan(Blob(Path(file.name), len(data)))
 
 
 LIBRARY = image_files.elf(soname="libx.so.1")

@@ -30,7 +30,7 @@ def test_a_layer_that_is_cut_is_an_error(tmp_path: Path, size: int) -> None:
         (tmp_path / "layer").write_bytes(data[:size])
         blob = Blob(tmp_path / "layer", size, f"sha256:{hashlib.sha256(data).hexdigest()}")
         with pytest.raises(ResultError, match=r"cannot be read|is damaged"):
-            scan(blob, 0)
+            scan(blob)
 
 
 def test_a_layer_that_makes_no_sense_is_an_error_and_no_crash(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_layer_that_makes_no_sense_is_an_error_and_no_crash(tmp_path: Path) ->
             data[chance.randrange(6000)] = chance.randrange(256)
         (tmp_path / "layer").write_bytes(data)
         try:
-            scan(Blob(tmp_path / "layer", len(data)), 0)
+            scan(Blob(tmp_path / "layer", len(data)))
         except ResultError:
             refused += 1
     assert refused > 50

@@ -1,0 +1,137 @@
+"""An image whose files were read: what the rules about files know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from imagebuild.core.errors import ImagebuildError
+from imagebuild.core.fields import SYSTEM_PATH
+from imagebuild.oci.image import PlatformImage
+from imagebuild.oci.layout import WHITEOUT
+from imagebuild.project.component import Component
+from imagebuild.project.plan import Plan, Target, components_of
+from imagebuild.project.project import Project
+from imagebuild.verify.elf import MACHINES, Closure, Loader
+from imagebuild.verify.files import Elf, FileEntry, Finding, Layer, Tree
+from imagebuild.verify.subject import ImageFinder
+
+
+class NotApplicable(Exception):
+    """The error if a rule cannot judge an image; its text is the reason."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """An image whose files were read, with the project and the plan to which the image should belong."""
+
+    image: PlatformImage
+    layers: tuple[Layer, ...]
+    project: Project
+    plan: Plan
+    seconds: float = 0.0
+    """Duration of reading the image, in seconds."""
+    read: int = 0
+    """Number of layers that were read. The facts about the others are from the cache."""
+    finder: ImageFinder = field(default_factory=ImageFinder)
+    """Finds the base image."""
+    base_of: Callable[[Target], str] = field(default=lambda _: "")
+    """A function that returns the base image of a target in the lock."""
+
+    @cached_property
+    def tree(self) -> Tree:
+        return Tree(self.layers)
+
+    @cached_property
+    def objects(self) -> dict[str, Elf]:
+        """Maps the path of each ELF file that a container sees to the fields that were read from the file."""
+        return {entry.path: entry.elf for entry in self.tree if entry.elf}
+
+    @cached_property
+    def loader(self) -> Loader:
+        return Loader(self.tree, self.image.env)
+
+    @cached_property
+    def closures(self) -> list[tuple[Elf, Closure]]:
+        """The programs and libraries for the image's machine, each with the libraries that it loads."""
+        files = [(path, elf) for path, elf in self.objects.items() if elf.machine == self.machine and elf.loadable]
+        return [(elf, self.loader.closure(path)) for path, elf in files]
+
+    @cached_property
+    def on_path(self) -> list[tuple[str, str]]:
+        """Each file in the folders that the dynamic loader searches, as a pair of folder and file name."""
+        return [(folder, name) for folder in self.loader.folders(self.machine) for name in self.tree.names(folder)]
+
+    @property
+    def searched(self) -> list[str]:
+        """The folders in which programs and libraries are found: those of PATH, and those of the dynamic loader."""
+        paths = map(self.tree.resolve, self.image.env.get("PATH", SYSTEM_PATH).split(":"))
+        return list(
+            dict.fromkeys(
+                [*filter(None, paths), *filter(None, self.loader.folders(MACHINES.get(self.image.architecture, 0)))]
+            )
+        )
+
+    @cached_property
+    def contents(self) -> list[FileEntry]:
+        """The files in all layers, without whiteouts, also if a later layer removes them."""
+        entries = (entry for layer in self.layers for entry in layer.entries)
+        is_whiteout = re.compile(rf"(^|/){re.escape(WHITEOUT)}[^/]*$").search
+        return [entry for entry in entries if entry.kind in ("file", "hardlink") and not is_whiteout(entry.path)]
+
+    @cached_property
+    def base(self) -> tuple[int | None, str]:
+        """The number of layers that the image shares with the base image in the lock, and why it is 0 or unknown.
+
+        None: the base image cannot be read, so it may be any layer but the last. What the image says about its own base
+        is not used, as anybody can write it."""
+        try:
+            reference = self.base_of(self.target)
+        except (NotApplicable, ImagebuildError) as error:
+            return 0, str(error)
+        try:
+            base = self.finder.find_base(reference).image(self.image.platform)
+        except ImagebuildError as error:
+            return None, str(error)
+        layers = [layer.diff_id for layer in base.layers]
+        if "@" in reference and layers == [layer.diff_id for layer in self.image.layers[: len(layers)]]:
+            return len(layers), ""
+        return 0, f"the image does not begin with the layers of {reference}"
+
+    def is_of_base(self, finding: Finding) -> bool:
+        """Return whether a finding is, or may be, about a file of the base image."""
+        number, layer = self.base[0], self.layer_of(finding)
+        return layer is not None and layer < (len(self.layers) - 1 if number is None else number)
+
+    def layer_of(self, finding: Finding) -> int | None:
+        """Return the number of the layer that a finding is about; None if it is not about a layer."""
+        entry = self.tree.get(finding.subject[1:]) if finding.subject.startswith("/") else None
+        return entry.layer if finding.layer is None and entry else finding.layer
+
+    @property
+    def machine(self) -> int:
+        """The `e_machine` of the image's ELF files. Raises NotApplicable if it is unknown."""
+        if machine := MACHINES.get(self.image.architecture):
+            return machine
+        raise NotApplicable(f"imagebuild does not know the ELF machine of {self.image.platform}")
+
+    def components(self) -> list[tuple[str, Component]]:
+        """Return the project's components that the image's labels name.
+        Raises NotApplicable if the image has no labels of components."""
+        names = components_of(self.image.labels)
+        if not names:
+            raise NotApplicable("the image has no label imagebuild.component.*: it was not built by imagebuild")
+        known = self.project.components
+        return [(name, known[name].model) for name in names if name in known]
+
+    @property
+    def target(self) -> Target:
+        """The target that the labels name. Raises NotApplicable if no label names a target, or if the plan lacks it."""
+        name = self.image.labels.get("imagebuild.target")
+        for target in self.plan.targets:
+            if target.id == name:
+                return target
+        unknown = "the image has no label imagebuild.target: it was not built by imagebuild"
+        raise NotApplicable(f"the plan has no target {name}" if name else unknown)
