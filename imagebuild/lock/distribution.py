@@ -1,6 +1,7 @@
 """Packages from the archives of the distributions: which of them a release lacks, before a build stops.
 
-Images install these packages without a pin, because apt verifies them. The lock does not contain them."""
+Images and build stages install these packages without a pin, because apt verifies them. The lock does not contain
+them."""
 
 from __future__ import annotations
 
@@ -24,8 +25,9 @@ from imagebuild.core.run import RunProgram
 from imagebuild.core.yaml import read_yaml
 from imagebuild.lock.repositories import SIGNED, key_in_package, missing, read_packages, signed_release
 from imagebuild.project.lockfile import Fingerprint, PackageSource
-from imagebuild.project.matrix import Base
-from imagebuild.render.recipe import Recipe
+from imagebuild.project.matrix import PACKAGE, Base
+from imagebuild.project.plan import Target
+from imagebuild.render.renderer import Renderer
 
 
 class Distribution(Model):
@@ -72,9 +74,23 @@ def archive_of(base: Base, arch: Arch) -> Archive | None:
     return None
 
 
+INSTALL = re.compile(r"\bapt-get\s(?:[^\n;&|\\]|\\\n)*?(?<=\s)install\s((?:[^\n;&|\\]|\\\n)*)")
+"""Matches the words after `apt-get install`, also on continued lines."""
+
+
+def installed_packages(text: str) -> Iterator[str]:
+    """Yield the packages that the shell commands of a Dockerfile install, as `name` or `name=version`.
+    Packages whose names contain other variables than TARGETARCH are left out."""
+    for words in INSTALL.findall(re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE)):
+        for word in words.replace("\\\n", " ").split():
+            package = word.strip("'\"").removesuffix("*").replace(":$TARGETARCH", "")
+            if PACKAGE.fits(package):
+                yield package
+
+
 @dataclass(frozen=True)
 class ReleasePackages(PackageSource):
-    """The packages that images install from the archive of a release, for one architecture."""
+    """The packages that images and build stages install from the archive of a release, for one architecture."""
 
     archive: Archive | None = None
     owners: tuple[tuple[str, str], ...] = ()
@@ -82,18 +98,25 @@ class ReleasePackages(PackageSource):
 
 
 def release_packages(
-    recipes: Iterable[Recipe], bases: Mapping[str, Base], platforms: Sequence[Platform]
+    renderer: Renderer, targets: Iterable[Target], platforms: Sequence[Platform]
 ) -> Iterator[ReleasePackages]:
-    """Yield the packages that targets install from the archives of distributions, for each release and architecture.
-    Without `platforms`, for all platforms of the targets."""
+    """Yield the packages that targets and their build stages install from the archives of distributions, for each
+    release and architecture. Without `platforms`, for all platforms of the targets."""
+    bases = renderer.project.matrix.model.bases
+    read = cache(lambda text: tuple(installed_packages(text)))
     owners: dict[tuple[str, Arch], dict[str, str]] = {}
-    for recipe in recipes:
-        parts = {part.name: part.packages for part in recipe.components if not part.repository}
-        parts[recipe.target.image] = recipe.image.packages.apt
-        wanted = {package: name for name, packages in parts.items() for package in packages}
-        for arch in ARCHS:
-            if f"linux/{arch}" in {*recipe.target.platforms} & {*(platforms or recipe.target.platforms)} and wanted:
-                owners.setdefault((recipe.target.axes["os"], arch), {}).update(wanted)
+    for target in targets:
+        recipe = renderer.recipe(target)
+        final = renderer.dockerfile(target).text.rpartition("\nFROM ")[2]
+        places = [(target.image, target.axes["os"], final, [part.repository for part in recipe.components])]
+        places += [(s.name, s.values["os"], renderer.stage(target, s), [s.packages]) for s in recipe.stages]
+        named = {package: part.name for part in recipe.components for package in part.packages}
+        for name, os, text, pinned in places:
+            others = {package_name(package) for each in pinned if each for package in each.packages}
+            wanted = {p: named.get(p, name) for p in read(text) if package_name(p) not in others}
+            for arch in ARCHS:
+                if f"linux/{arch}" in {*target.platforms} & {*(platforms or target.platforms)} and wanted:
+                    owners.setdefault((os, arch), {}).update(wanted)
     for (os, arch), packages in owners.items():
         archive = archive_of(bases[os], arch)
         place = archive.suites[0] if archive else bases[os].image

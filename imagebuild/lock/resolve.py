@@ -236,10 +236,10 @@ class LockFile:
         Raises ConfigError as `merged_sources` does."""
         return merged_sources(owned.source for owned in self.owned_sources)
 
-    @property
+    @cached_property
     def release_packages(self) -> tuple[ReleasePackages, ...]:
         """The packages that the targets install from the archives of distributions, without a pin."""
-        return tuple(release_packages(self.recipes, self.project.matrix.model.bases, self.platforms))
+        return tuple(release_packages(self.renderer, self.targets, self.platforms))
 
     @cached_property
     def lock(self) -> Lock:

@@ -27,10 +27,10 @@ from imagebuild.core.fields import (
 FIELD = re.compile(r"{([^{}]*)}")
 """Pattern of a placeholder in a template: `{name}`."""
 IMAGE = Form("[A-Za-z0-9][A-Za-z0-9._:/{}@-]*", "an image such as debian:13-slim")
-PlainPackage = Annotated[
-    str,
-    Form(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?", "a package in lower case: name or name=version"),
-]
+PACKAGE = Form(
+    r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?", "a package in lower case: name or name=version"
+)
+PlainPackage = Annotated[str, PACKAGE]
 LabelName = Annotated[
     str, Form(r"[a-z0-9]+([._-][a-z0-9]+)*", "the name of a label: lower case, with dots, such as com.acme.team")
 ]

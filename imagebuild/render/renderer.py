@@ -78,7 +78,7 @@ class Renderer:
             description=image.description,
             lock_hash=recipe.lock_hash,
             base=recipe.base,
-            stages=[self._stage(target, stage).strip() for stage in recipe.stages],
+            stages=[self.stage(target, stage).strip() for stage in recipe.stages],
             packages=package_arguments(recipe),
             repositories=[
                 package_repository(part.name, part.repository)
@@ -113,7 +113,7 @@ class Renderer:
             parts += [hash_of_check(check, script_of(self.project, name, check)) for check in checks]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
-    def _stage(self, target: Target, stage: BuildStage) -> str:
+    def stage(self, target: Target, stage: BuildStage) -> str:
         """Return the text of a build stage. Raises ConfigError if its template is wrong."""
         if stage in self._stages:
             return self._stages[stage]

@@ -10,7 +10,13 @@ import pytest
 from imagebuild.core.errors import ImagebuildError
 from imagebuild.core.http import Patience
 from imagebuild.lock import distribution
-from imagebuild.lock.distribution import Distribution, ReleasePackages, archive_of, release_packages
+from imagebuild.lock.distribution import (
+    Distribution,
+    ReleasePackages,
+    archive_of,
+    installed_packages,
+    release_packages,
+)
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.matrix import Base
 from imagebuild.project.plan import Plan
@@ -100,12 +106,31 @@ def test_the_archive_of_a_base(image: str, suite: str | None) -> None:
 def test_the_packages_of_all_targets(project: Project, full_plan: Plan, renderer: Renderer) -> None:
     """Packages from a component's own repository are left out. They are in the lock."""
     bases = project.matrix.model.bases
-    found = {(p.suite, *p.archs): p for p in release_packages(map(renderer.recipe, full_plan.targets), bases, ())}
+    found = {(p.suite, *p.archs): p for p in release_packages(renderer, full_plan.targets, ())}
     assert set(found) == {(os, arch) for os in bases for arch in ("amd64", "arm64")}
+    assert {("libopenmpi-dev", "mpi-abi"), ("zstd", "unpack")} <= {*found["ubuntu22.04", "arm64"].owners}
     assert {"libpmix2t64=6.0.0+really5.0.9", "libhwloc15"} <= set(found["ubuntu26.04", "amd64"].packages)
     assert not [
         p for wanted in found.values() for p in wanted.packages if p.startswith(("libnccl", "libcudnn", "datacenter"))
     ]
     assert ("libpmix2t64=6.0.0+really5.0.9", "pmix") in found["ubuntu26.04", "arm64"].owners
     hpcx = [target for target in full_plan.targets if target.id == "hpcx-cuda13.4.2-ubuntu26.04-runtime"]
-    assert [p.archs for p in release_packages(map(renderer.recipe, hpcx), bases, ["linux/arm64"])] == [("arm64",)]
+    arm64 = {(p.suite, *p.archs) for p in release_packages(renderer, hpcx, ["linux/arm64"])}
+    assert arm64 == {("ubuntu26.04", "arm64"), ("ubuntu22.04", "arm64")}, "portable components are compiled on 22.04"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("RUN apt-get install -y a-b libc6:$TARGETARCH 'd1=1.2*' && echo no", "a-b libc6 d1=1.2"),
+        (
+            "RUN <<'EOF'\napt-get update -qq\nX=1 apt-get -o A=b install -qq \\\n  one \\\n  two\nnot-this\nEOF",
+            "one two",
+        ),
+        ("# apt-get install never\nRUN apt-get install first --no-install-recommends second; x", "first second"),
+        ('RUN apt-get install ./a.deb "g++-$cpu" $more UPPER g++ | tee log', "g++"),
+        ("RUN apt-get download some && apt-get purge other; apt-get install", ""),
+    ],
+)
+def test_packages_that_a_dockerfile_installs(text: str, found: str) -> None:
+    assert " ".join(installed_packages(text)) == found
