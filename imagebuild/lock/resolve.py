@@ -31,6 +31,7 @@ from imagebuild.lock.upstream import Upstream
 from imagebuild.project.load import LOCK
 from imagebuild.project.lockfile import (
     KINDS,
+    UNREAD,
     Archive,
     BaseImage,
     Entry,
@@ -342,7 +343,7 @@ class LockFile:
 # Checking
 
 
-State = Failure | Literal["not locked", "not used", "as locked"]
+State = Failure | Literal["not locked", "not read", "not used", "as locked"]
 
 
 class SourceReport(Model):
@@ -380,6 +381,7 @@ CONSEQUENCES: Mapping[State, str] = {
     "gone": "a build stops unless a cache has the source; pin another version, or configure a mirror that has it",
     "lacks packages": "a build stops when it installs them; request what the archive has, in the matrix or component",
     "not locked": "a build stops before its first step; `{command}` pins the source",
+    "not read": "the content is pinned, but a build also needs facts from it; `{command}` verifies and reads it",
     "not used": "nothing in the matrix uses the entry; `imagebuild lock` removes it",
     "no answer": "the source was not compared; check on a machine that can reach the server, or configure a mirror",
     "as locked": "",
@@ -411,7 +413,7 @@ def check_lock(lock: LockFile, upstream: Upstream | None, *, whole: bool = False
 
     def settle(source: Source, answer: str | ImagebuildError) -> tuple[str, bool]:
         lacking = lacks(lock.lock, source)
-        state: State = "not locked" if lacking else "as locked"
+        state: State = "not read" if lacking == UNREAD else "not locked" if lacking else "as locked"
         if isinstance(answer, ImagebuildError):
             state, answer = failure(source, answer)
         add(state, key_of(source), answer, lacking)

@@ -40,7 +40,7 @@ from imagebuild.project.lockfile import (
     check_pinned,
     key_of,
 )
-from imagebuild.project.plan import Plan, make_plan
+from imagebuild.project.plan import Plan, make_plan, select_one
 from imagebuild.project.project import Changes, Project
 from imagebuild.render.renderer import Renderer
 from tests.conftest import LIBRARY, Files
@@ -108,7 +108,7 @@ def test_what_nothing_uses_is_removed() -> None:
     ("name", "kinds", "names"),
     [
         ("ucx", {"git"}, 1),
-        ("hpcx", {"archives"}, 10),  # the component, not the image that is called so
+        ("hpcx", {"archives"}, 12),  # the component, not the image that is called so
         ("debian13", {"images"}, 1),
         ("nccl", {"git", "repositories", "wheels"}, 8),
         ("https://github.com/openucx/ucx.git", {"git"}, 1),
@@ -297,6 +297,18 @@ def test_a_source_is_compared_and_nothing_is_downloaded(
     assert bool(answer.consequence) == (state != "as locked")
     assert state != "wrong" or f"`imagebuild lock --update {key_of(source)[1].split()[0]}`" in answer.consequence
     assert report.exit_status == {"as locked": 0, "no answer": 4}.get(state, 1)
+
+
+@pytest.mark.parametrize("variant", ["runtime", "devel"])
+def test_one_target_of_hpcx_lacks_only_packages_of_nvidias_repositories(
+    project: Project, renderer: Renderer, full_plan: Plan, variant: str
+) -> None:
+    target = select_one(full_plan, f"hpcx-cuda13.0.3-ubuntu24.04-{variant}")
+    states = {row.source: row.state for row in check_lock(LockFile(project, renderer, (target,)), None).sources}
+    servers = ("packages https://developer.download.nvidia.com/", "packages https://linux.mellanox.com/")
+    assert all(source.startswith(servers) for source, state in states.items() if state == "not locked")
+    unread = sorted(source.partition(" ")[0] for source, state in states.items() if state == "not read")
+    assert unread == ["archive", "archive", "image"], "pinned, but not read yet"
 
 
 def test_without_upstream_only_what_the_lock_says(archives: Files) -> None:
