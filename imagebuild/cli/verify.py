@@ -23,6 +23,9 @@ def verify(
 ) -> None:  # fmt: skip
     """Run the checks of an image, and print the result of each.
 
+    The image's layers are read first, several at a time. Then checks that need no GPU, RDMA device or Slurm run four at
+    a time, each in its own container of the docker runner. Benchmarks and all other checks run alone, one at a time.
+
     Exit status 1: a check failed; 3: all checks were skipped; 4: nothing could be started in the image."""
     from imagebuild.bench.judge import accepted_kinds
     from imagebuild.bench.models import Launch

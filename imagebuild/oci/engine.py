@@ -292,6 +292,17 @@ def output_frames(stream: IO[bytes]) -> Iterator[bytes]:
         yield data
 
 
+CONTENT = "containerd/daemon/io.containerd.content.v1.content"
+"""Folder of all blobs, below the root folder of an engine with containerd's image store. Like an OCI layout, it has a
+subfolder `blobs/sha256`."""
+
+
+def blobs_of_engine(client: DockerClient) -> Path:
+    """Return the folder in which the engine stores blobs. The folder may not exist on this machine."""
+    with sdk_errors_explained("docker info"):
+        return Path(client.info().get("DockerRootDir") or "/var/lib/docker", CONTENT)
+
+
 def save_image(client: DockerClient, image: str) -> Iterator[bytes]:
     """Yield an image as an archive, in chunks. Raises CommandError if the engine fails."""
     with sdk_errors_explained(image):

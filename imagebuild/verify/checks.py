@@ -65,6 +65,17 @@ class ImageCheck:
     def __str__(self) -> str:
         return f"{self.component}/{self.name}"
 
+    @property
+    def runs_alone(self) -> bool:
+        """Whether no other check may run at the same time: it is a benchmark, or uses GPUs, RDMA devices or Slurm."""
+        needs = {parse_need(need)[0] for need in self.check.needs} if self.check else set()
+        return bool(needs - {"nodes"} or (self.check and self.check.results))
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes that the check needs."""
+        return nodes_needed(self.check.needs) if self.check else 1
+
 
 def select_checks(
     project: Project, image_checks: Mapping[str, str], components: Mapping[str, str | None] | None = None,

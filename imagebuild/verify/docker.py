@@ -8,10 +8,11 @@ import tarfile
 import tempfile
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
+from threading import Lock
 from typing import Any, cast
 
 from docker import DockerClient
@@ -224,11 +225,18 @@ def with_share_of_gpus(options: Options, number: int, nodes: int, gpus: int) -> 
 
 
 class DockerSession(Session):
-    """A session in a container of the image, and in additional containers for checks that need several nodes."""
+    """A session in containers of the image, and in additional containers for checks that need several nodes.
+
+    Commands that run at the same time run in different containers, each with its own files, processes and network."""
+
+    lanes = 4  # many checks only wait, for example for sshd
 
     def __init__(self, image: str, container: Container, options: Options, probe: Probe, stack: ExitStack) -> None:
         self.image, self.container, self.options = image, container, options
         self._stack = stack
+        self._idle = [container]
+        self._starting = Lock()
+        self._closed = False
         self._clusters: dict[int, tuple[ExitStack, Sequence[Container]]] = {}
         why = {"slurm": "the docker runner does not use Slurm", "nodes": "the image lacks ssh, ssh-keygen or sshd"}
         if "device_requests" not in options:
@@ -237,34 +245,59 @@ class DockerSession(Session):
         super().__init__(probe, runner.surroundings_of(probe, "docker", nodes=nodes, slurm=False, why=why))
 
     def run(self, command: Command) -> Execution:
-        """Run a command in the container, or in a cluster of containers if the command needs several nodes.
+        """Run a command in an idle container, or in a cluster of containers if the command needs several nodes.
         Raises CommandError if the engine fails."""
-        container = self.container
         if command.nodes > 1:
             try:
                 container = self._cluster(command.nodes)[0]
             except CommandError as error:
                 problem = "the containers of the nodes did not start"
                 return Execution(("docker", "run", self.image), None, str(error), 0.0, problem=problem)
+            execution = self._execute(command, container)
+            if execution.status is None:
+                self._clusters.pop(command.nodes)[0].close()
+            return execution
+        container = self._idle_container()
+        try:
+            execution = self._execute(command, container)
+            if execution.status is None:
+                # A restart ends all processes in the container, including those that left the process group.
+                with engine.sdk_errors_explained(f"docker restart {container.name}"):
+                    container.restart(timeout=0)
+            return execution
+        finally:
+            self._idle.append(container)
+
+    def _idle_container(self) -> Container:
+        with self._starting:
+            if self._closed:
+                raise CommandError(f"{self.image}: the verification has ended")
+            if self._idle:
+                return self._idle.pop()
+            started = engine.sleeping_container(self._client, self.image, **self.options)
+            return self._stack.enter_context(started)
+
+    def close(self) -> None:
+        """Let no thread start another container, so that the caller can remove all containers."""
+        with self._starting:
+            self._closed = True
+
+    def _execute(self, command: Command, container: Container) -> Execution:
         argv = ["docker", "exec", str(container.name)]
-        execution = self.execution(command, partial(execute, container), argv, cluster_names(command.nodes))
-        if execution.status is None and command.nodes > 1:
-            self._clusters.pop(command.nodes)[0].close()
-        elif execution.status is None:
-            # A restart ends all processes in the container, including those that left the process group.
-            with engine.sdk_errors_explained(f"docker restart {container.name}"):
-                container.restart(timeout=0)
-        return execution
+        return self.execution(command, partial(execute, container), argv, cluster_names(command.nodes))
+
+    @property
+    def _client(self) -> DockerClient:
+        assert self.container.client, "a started container has a client"
+        return self.container.client
 
     def _cluster(self, nodes: int) -> Sequence[Container]:
         """Return the containers of a cluster with this number of nodes.
         The cluster is started once, and reused until a command is killed for exceeding its time limit."""
         if nodes not in self._clusters:
-            client = self.container.client
-            assert client, "a started container has a client"
             options = partial(with_share_of_gpus, self.options, nodes=nodes, gpus=self.surroundings.gpus)
             own = self._stack.enter_context(ExitStack())
-            self._clusters[nodes] = (own, own.enter_context(cluster(client, self.image, nodes, options)))
+            self._clusters[nodes] = (own, own.enter_context(cluster(self._client, self.image, nodes, options)))
         return self._clusters[nodes][1]
 
 
@@ -298,4 +331,6 @@ def docker_session(
             probe = runner.run_probe(partial(execute, container), reference)
         except CommandError as error:  # for example, the container ended because the image has no `sleep`
             raise CannotRun(f"the container did not start; the image needs a shell and `sleep`: {error}") from None
-        yield DockerSession(reference, container, options, probe, stack)
+        session = DockerSession(reference, container, options, probe, stack)
+        with closing(session):
+            yield session

@@ -153,6 +153,8 @@ exit "$status"
 class Session(ABC):
     """A connection to an image in which commands run, such as a container. Each runner has its own kind of session."""
 
+    lanes = 1
+    """Number of commands that can run at the same time without influence on each other, except on their speed."""
     starts_image = True
     """Whether the session itself starts the named image. If not, a check must prove that commands run in the named
     image."""

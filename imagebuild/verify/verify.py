@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -108,7 +109,9 @@ def run_commands(
     start: Start, planned: Sequence[ImageCheck], request: VerifyRequest, evidence: ResultFolder,
     inspections: Sequence[Inspection],
 ) -> None:  # fmt: skip
-    """Run checks one at a time, as a second command would disturb a benchmark.
+    """Run checks: first as many at a time as the session has lanes; then one at a time those that need the machine for
+    themselves, such as benchmarks.
+
     With the runner `exec:PREFIX`, first check that commands run in the same image whose files were read."""
     try:
         with start() as session:
@@ -122,16 +125,40 @@ def run_commands(
                 evidence.add(proof)
                 if proof.outcome == "failed":
                     raise CannotRun(f"the runner runs commands in another image: see the check {IMAGE}/{SAME_FILES}")
-            for check in planned:
+
+            def run(check: ImageCheck) -> CheckResult:
                 log = evidence.log(check.component, check.name)
                 with console.doing(str(check)):
-                    result = checks.run_check(check, session, log, request.environment, request.launch)
-                evidence.add(result)
+                    return checks.run_check(check, session, log, request.environment, request.launch)
+
+            alone = [check for check in planned if check.runs_alone or session.lanes == 1]
+            others = [check for check in planned if check not in alone]
+            with threads(session.lanes) as pool:
+                running = [pool.submit(run, check) for check in others if check.nodes == 1]
+                # Only this thread starts clusters, so that an interrupt can remove them.
+                for check in others:
+                    evidence.add(*([run(check)] if check.nodes > 1 else []))
+                evidence.add(*(future.result() for future in running))
+            for check in alone:
+                evidence.add(result := run(check))
                 if request.profile and check.check:
                     speed = checks.judged_speed(result, check.check, request.profile, request.allowed)
                     evidence.add(*([speed] if speed else []))
     except CannotRun as error:
         evidence.add(*(checks.skipped_result(check, str(error)) for check in planned))
+    finally:
+        order = {check.component: number for number, check in enumerate(planned)}
+        evidence.results.sort(key=lambda result: order.get(result.component, -1))
+
+
+@contextmanager
+def threads(number: int) -> Iterator[ThreadPoolExecutor]:
+    """Yield a pool of threads, which does not wait for running commands after an error: they end with their session."""
+    pool = ThreadPoolExecutor(number)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def find_image(plan: Plan, request: VerifyRequest, folder: Path, stack: ExitStack) -> tuple[Subject, Start]:

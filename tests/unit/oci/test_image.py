@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
-from imagebuild.oci.image import PlatformImage, image_in_registry, images_in
+from imagebuild.oci.image import PlatformImage, image_in_registry, images_in, images_stored
 from imagebuild.oci.reference import parse_reference
 from imagebuild.project.plan import Plan
 from imagebuild.render.renderer import Renderer
@@ -80,6 +80,21 @@ def test_several_platforms(renderer: Renderer, full_plan: Plan, tmp_path: Path) 
     with ImageFinder().find(str(made.root)) as found:
         names = {result.check for result in judge_images(read_images(found, renderer.project, full_plan))}
     assert {"readable linux/amd64", "readable linux/arm64"} <= names
+
+
+def test_images_in_the_folder_of_an_engine_are_read_in_place_if_they_are_complete(tmp_path: Path) -> None:
+    made = Layout(tmp_path / "engine")
+    whole = made.image([layer({"a": b"1"})])
+    other = made.image([layer({"b": b"1"})], platform="linux/arm64")
+    index = made.json({"manifests": [whole, other, {**whole, "digest": f"sha256:{'0' * 64}"}]}, INDEX)["digest"]
+    (tmp_path / "engine/index.json").unlink(missing_ok=True)
+    folder = tmp_path / "engine"
+    assert [image.platform for image in images_stored(folder, index)] == ["linux/amd64", "linux/arm64"]
+    (image,) = images_stored(folder, whole["digest"])
+    image.layers[0].file.unlink()  # an engine removes the layers of an image that it no longer has
+    assert [image.platform for image in images_stored(folder, index)] == ["linux/arm64"]
+    assert images_stored(folder, whole["digest"]) == ()
+    assert images_stored(folder, f"sha256:{'1' * 64}") == images_stored(tmp_path / "absent", index) == ()
 
 
 def test_the_first_manifest_of_a_platform_is_chosen_as_engines_do(tmp_path: Path) -> None:
