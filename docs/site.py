@@ -1,5 +1,6 @@
 """An MkDocs hook: make the README the first page, and generate the references when the site is built."""
 
+import ast
 import inspect
 import os
 import re
@@ -33,6 +34,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     """Add the pages that are not files in this folder."""
     readme = (ROOT / "README.md").read_text().replace("](docs/", "](")
     pages = {"index.md": readme, "commands.md": commands_page(), "files.md": files_page(), "checks.md": checks_page()}
+    pages["modules.md"] = modules_page()
     for name, content in pages.items():
         files.append(File.generated(config, name, content=content))
 
@@ -141,3 +143,21 @@ def checks_page() -> str:
         rows = [f"| {entry} | {cell(entry.description)} |" for entry in group]
         text += "\n".join(["", f"## {title}", "", "| check | what it proves |", "|---|---|", *rows, ""])
     return text
+
+
+# Modules
+
+
+def modules_page() -> str:
+    """Return the list of all modules, from the first sentences of their docstrings."""
+    text = "# Modules\n"
+    for package, modules in groupby(sorted(ROOT.glob("imagebuild/*/*.py")), key=lambda path: path.parent.name):
+        rows = [f"| `{path.stem}` | {cell(subject_of(path))} |" for path in modules if path.stem != "__init__"]
+        text += "\n".join(["", f"## {package}", "", "| module | subject |", "|---|---|", *rows, ""])
+    return text
+
+
+def subject_of(path: Path) -> str:
+    """Return the first sentence of a module's docstring."""
+    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return re.split(r"(?<=\.)\s", docstring, maxsplit=1)[0]
