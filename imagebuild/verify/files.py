@@ -71,6 +71,8 @@ class FileEntry:
     """Why a file with the magic number of ELF cannot be read as an ELF file; empty for all other files."""
     text: bytes | None = None
     """Content of the file, for the few files whose text the rules need."""
+    script: str = ""
+    """First line of a script, with `#!` and without the line feed."""
     sha256: str = ""
     """Hash of the content of a file; empty for an empty file."""
     md5: str = ""
@@ -316,6 +318,12 @@ class Tree:
         real = self._follow(path)
         return None if real is None else self._entries.get(real)
 
+    def trail(self, path: str) -> list[FileEntry]:
+        """Return all folders and links through which a program goes to open a path, and the entry at the path."""
+        seen: list[str] = []
+        self._follow(path, seen)
+        return [entry for entry in map(self._entries.get, dict.fromkeys(seen)) if entry]
+
     def glob(self, pattern: str) -> list[str]:
         """Return the existing paths that match a shell pattern; symlinks to folders are followed."""
         paths = [""]
@@ -329,13 +337,16 @@ class Tree:
             ]
         return sorted(paths)
 
-    def _follow(self, path: str) -> str | None:
-        """Return the path after following symlinks, even if nothing exists there; None if the links are circular."""
+    def _follow(self, path: str, seen: list[str] | None = None) -> str | None:
+        """Return the path after following symlinks, even if nothing exists there; None if the links are circular.
+        Append all paths on the way to `seen`."""
         rest, done, links = path.split("/")[::-1], "", 0
         while rest:
             part = rest.pop()
             here = f"{done}/{part}".lstrip("/")
             entry = self._entries.get(here)
+            if seen is not None:
+                seen.append(here)
             if part == "..":
                 done = done.rpartition("/")[0]
             elif entry and entry.kind == "symlink":

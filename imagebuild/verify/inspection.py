@@ -9,14 +9,18 @@ from functools import cached_property
 
 from imagebuild.core.errors import ImagebuildError
 from imagebuild.core.fields import SYSTEM_PATH
-from imagebuild.oci.image import PlatformImage
+from imagebuild.oci.image import FoundImage, PlatformImage
 from imagebuild.oci.layout import WHITEOUT
 from imagebuild.project.component import Component
 from imagebuild.project.plan import Plan, Target, components_of
 from imagebuild.project.project import Project
 from imagebuild.verify.elf import MACHINES, Closure, Loader
 from imagebuild.verify.files import Elf, FileEntry, Finding, Layer, Tree
-from imagebuild.verify.subject import ImageFinder
+
+
+def merged(path: str) -> str:
+    """Return a path without `usr/`. Packages may still name the folders that the distribution merged into /usr."""
+    return path.strip().removeprefix("usr/")
 
 
 class NotApplicable(Exception):
@@ -35,10 +39,10 @@ class Inspection:
     """Duration of reading the image, in seconds."""
     read: int = 0
     """Number of layers that were read. The facts about the others are from the cache."""
-    finder: ImageFinder = field(default_factory=ImageFinder)
-    """Finds the base image."""
     base_of: Callable[[Target], str] = field(default=lambda _: "")
     """A function that returns the base image of a target in the lock."""
+    find_base: Callable[[str], FoundImage] | None = None
+    """A function that finds this base image."""
 
     @cached_property
     def tree(self) -> Tree:
@@ -82,6 +86,16 @@ class Inspection:
         return [entry for entry in entries if entry.kind in ("file", "hardlink") and not is_whiteout(entry.path)]
 
     @cached_property
+    def packaged(self) -> set[tuple[str, str]]:
+        """The files of the distribution's packages, each as its path without `usr/` and its MD5."""
+        packaged: set[tuple[str, str]] = set()
+        for entry in self.tree:
+            if entry.text and entry.path.endswith("md5sums"):
+                lines = (line.split(None, 1) for line in entry.text.decode("utf-8", "replace").splitlines())
+                packaged |= {(merged(path), md5) for md5, path in (line for line in lines if len(line) == 2)}
+        return packaged
+
+    @cached_property
     def base(self) -> tuple[int | None, str]:
         """The number of layers that the image shares with the base image in the lock, and why it is 0 or unknown.
 
@@ -89,10 +103,12 @@ class Inspection:
         is not used, as anybody can write it."""
         try:
             reference = self.base_of(self.target)
+            if not self.find_base:
+                return 0, "the base image is not searched"
         except (NotApplicable, ImagebuildError) as error:
             return 0, str(error)
         try:
-            base = self.finder.find_base(reference).image(self.image.platform)
+            base = self.find_base(reference).image(self.image.platform)
         except ImagebuildError as error:
             return None, str(error)
         layers = [layer.diff_id for layer in base.layers]

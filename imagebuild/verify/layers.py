@@ -129,6 +129,10 @@ def scan_all(
             raise
 
 
+LONGEST_SCRIPT_LINE = 256
+"""Number of bytes of a script in which Linux looks for the interpreter."""
+
+
 def _end_at_once() -> None:
     """Let SIGINT and SIGTERM end a worker process immediately, as it has nothing to clean up."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -182,7 +186,9 @@ def _content(content: Iterator[bytes], path: str, size: int, privileged: bool) -
             except elf.NotElf as error:
                 return {"broken": str(error), **hashes()}
     text = None
+    script = first[:LONGEST_SCRIPT_LINE].partition(b"\n")[0] if first.startswith(b"#!") else b""
     if is_a("kept", path) and size <= KEPT_SIZE:
         pieces = iter([text := b"".join(pieces)])
     secrets, certificates = search(pieces, settings=is_a("settings", path))
-    return {"text": text, "secrets": tuple(sorted(secrets)), "certificates": tuple(sorted(certificates)), **hashes()}
+    about = {"text": text, "script": script.decode("utf-8", "replace")}
+    return {**about, "secrets": tuple(sorted(secrets)), "certificates": tuple(sorted(certificates)), **hashes()}

@@ -15,21 +15,22 @@ from pathlib import Path
 
 from imagebuild.bench.verification import CheckResult
 from imagebuild.core.errors import ResultError, plural
-from imagebuild.core.fields import DIGEST, SYSTEM_PATH, axis_facts, matches, natural_order
+from imagebuild.core.fields import DIGEST, axis_facts, matches, natural_order
 from imagebuild.oci.image import FoundImage
 from imagebuild.oci.layout import OPAQUE, WHITEOUT
 from imagebuild.project.matrix import CheckWaiver
 from imagebuild.project.plan import Plan, axes_of, components_of
 from imagebuild.project.project import Project
-from imagebuild.render.image import FOLDER_LISTS, image_labels
+from imagebuild.render.image import image_labels
 from imagebuild.render.resolve import gpu_capabilities, resolve_recipe
 from imagebuild.verify import layers
 from imagebuild.verify.checks import IMAGE
 from imagebuild.verify.elf import DRIVER
 from imagebuild.verify.facts import hash_of_readers
 from imagebuild.verify.files import Elf, FileEntry, Finding
-from imagebuild.verify.inspection import Inspection, NotApplicable
+from imagebuild.verify.inspection import Inspection, NotApplicable, merged
 from imagebuild.verify.layers import PATTERNS, is_a, read_layers
+from imagebuild.verify.paths import base_kept, command, environment, for_every_user, startable
 from imagebuild.verify.subject import ImageFinder, room_explained
 
 DEVICES = {190: "CUDA", 224: "AMD GPU", 247: "BPF"}
@@ -201,11 +202,7 @@ def not_world_writable(inspection: Inspection) -> Iterator[Finding]:
 
 def setuid(inspection: Inspection) -> Iterator[Finding]:
     """Only unchanged programs of the distribution have setuid, setgid or Linux capabilities."""
-    packaged: set[tuple[str, str]] = set()
-    for entry in inspection.tree:
-        if entry.text and entry.path.endswith("md5sums"):
-            lines = (line.split(None, 1) for line in entry.text.decode("utf-8", "replace").splitlines())
-            packaged |= {(_merged(path), md5) for md5, path in (line for line in lines if len(line) == 2)}
+    packaged = inspection.packaged
     for entry in inspection.tree:
         if entry.kind != "file" or not (entry.mode & 0o6000 or entry.capabilities):
             continue
@@ -213,14 +210,9 @@ def setuid(inspection: Inspection) -> Iterator[Finding]:
             what = f"is setuid or setgid (mode {entry.mode:o})" if entry.mode & 0o6000 else "has Linux capabilities"
             yield Finding(f"/{entry.path}", what)
         # Without a database of packages, as in images of other distributions, only the lowest layer is theirs.
-        elif (_merged(entry.path), entry.md5) not in packaged if packaged else entry.layer > 0:
+        elif (merged(entry.path), entry.md5) not in packaged if packaged else entry.layer > 0:
             origin = "of a package in /var/lib/dpkg/info" if packaged else "in layer 1"
             yield Finding(f"/{entry.path}", f"is privileged, but its content is not that {origin}; keep the original")
-
-
-def _merged(path: str) -> str:
-    """Return a path without `usr/`. Packages may still name the folders that the distribution merged into /usr."""
-    return path.strip().removeprefix("usr/")
 
 
 def rootless(inspection: Inspection) -> Iterator[Finding]:
@@ -327,8 +319,6 @@ def runs(elf: Elf, capability: str) -> bool:
 
 BASE, BASE_DIGEST = "org.opencontainers.image.base.name", "org.opencontainers.image.base.digest"
 """Labels with the name and digest of the base image. `render --base-image` changes both labels."""
-USUAL = SYSTEM_PATH.split(":")
-"""Folders of the default PATH, which need not exist."""
 
 
 def plan(inspection: Inspection) -> Iterator[Finding]:
@@ -352,20 +342,6 @@ def licenses(inspection: Inspection) -> Iterator[Finding]:
         for pattern in component.license_files:
             if not inspection.tree.glob(pattern):
                 yield Finding(pattern, f"the licence text of {name} is missing")
-
-
-def environment(inspection: Inspection) -> Iterator[Finding]:
-    """Folders in environment variables exist."""
-    for name, value in inspection.image.env.items():
-        is_folder = re.search(r"_(DIR|HOME|ROOT|PREFIX)$", name) and value.startswith("/")
-        folders = value.split(":") if name in FOLDER_LISTS else [value] if is_folder else []
-        for folder in dict.fromkeys(folders):
-            if not folder:
-                yield Finding(name, "has an empty entry, which means the current folder")
-            elif not folder.startswith("/"):
-                yield Finding(name, f"{folder!r} is relative to the current folder")
-            elif inspection.tree.resolve(folder) is None and not is_a("mounted", folder) and folder not in USUAL:
-                yield Finding(name, f"{folder} does not exist")
 
 
 def user(inspection: Inspection) -> Iterator[Finding]:
@@ -396,25 +372,6 @@ def _accounts(inspection: Inspection, path: str) -> dict[str, list[str]]:
     return {line.partition(":")[0]: line.split(":") for line in lines if line and not line.startswith("#")}
 
 
-def command(inspection: Inspection) -> Iterator[Finding]:
-    """The program that containers start exists and is executable, and /bin/sh exists."""
-    settings = inspection.image.settings
-    words = [*(settings.get("Entrypoint") or ()), *(settings.get("Cmd") or ())]
-    if not words:
-        yield Finding("command", "the image has neither an entrypoint nor a command")
-        return
-    program = str(words[0])
-    folders = [""] if program.startswith("/") else inspection.image.env.get("PATH", SYSTEM_PATH).split(":")
-    files = (inspection.tree.find(f"{folder}/{program}") for folder in folders)
-    file = next(filter(None, files), None)
-    if file is None:
-        yield Finding(program, "containers start this program, but it does not exist")
-    elif not file.mode & 0o111:
-        yield Finding(program, "containers start this program, but it is not executable")
-    if inspection.tree.find("bin/sh") is None:
-        yield Finding("/bin/sh", "does not exist, but enroot and Apptainer start containers with it")
-
-
 def size(inspection: Inspection) -> Iterator[Finding]:
     """The compressed layers do not exceed the image's size limit in the matrix."""
     target = inspection.target
@@ -434,7 +391,8 @@ docstring is the statement, which users see. The function yields the findings th
 NotApplicable if it cannot judge the image."""
 RULES: tuple[ImageRule, ...] = (
     plan, licenses, environment, user, command, size, no_keys, no_tokens, no_backdoors, no_site_ca, no_leftovers,
-    not_world_writable, setuid, rootless, architecture, closure, symbol_versions, one_provider, no_stubs, gpu_code,
+    not_world_writable, setuid, rootless, base_kept, for_every_user, startable, architecture, closure, symbol_versions,
+    one_provider, no_stubs, gpu_code,
 )  # fmt: skip
 INCLUDING_BASE = (no_keys, no_tokens)
 """Rules that also report findings in the base image as faults."""
@@ -470,7 +428,7 @@ def declared_waivers(project: Project, image: str, components: Iterable[str]) ->
 @cache
 def hash_of_rules() -> str:
     """Return the hash of the code and patterns that read and judge an image's files."""
-    own = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("rules.py", "inspection.py"))
+    own = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("rules.py", "inspection.py", "paths.py"))
     return hashlib.sha256(own + hash_of_readers().encode()).hexdigest()
 
 
@@ -547,12 +505,13 @@ def read_images(found: FoundImage, project: Project, plan: Plan, finder: ImageFi
     Raises CommandError if an engine or a registry fails, ResultError if the image cannot be read."""
     inspections = []
     base_of = lambda target: resolve_recipe(project, target).base  # noqa: E731
+    finder = finder or ImageFinder()
     with room_explained(found.name):
         for image in map(found.image, found.platforms):
             began = time.monotonic()
             facts, read = read_layers(image)
             seconds = time.monotonic() - began
-            inspection = Inspection(image, facts, project, plan, seconds, read, finder or ImageFinder(), base_of)
+            inspection = Inspection(image, facts, project, plan, seconds, read, base_of, finder.find_base)
             try:
                 inspection.tree  # noqa: B018  # an image that engines refuse has no tree
             except ResultError as error:

@@ -35,10 +35,10 @@ BASH = Node(elf(needed=["libc.so.6"], interpreter=LD), 0o755)
 BASE: dict[str, Node | bytes] = {
     **{f"usr/local/{name}": folder() for name in ("sbin", "bin")}, "usr/sbin": folder(), "usr/bin": folder(),
     "bin": symlink("usr/bin"), "sbin": symlink("usr/sbin"), "lib": symlink("usr/lib"), "tmp": folder(0o1777),
-    "usr/bin/bash": BASH, "usr/bin/sh": symlink("bash"), f"{LIB}/libc.so.6": LIBC, "usr/bin/su": Node(b"x", 0o4755),
+    "usr/lib64": folder(), "lib64": symlink("usr/lib64"), "usr/lib64/ld-linux-x86-64.so.2": Node(elf(soname="ld-linux-x86-64.so.2"), 0o755), "usr/bin/bash": BASH, "usr/bin/sh": symlink("bash"), f"{LIB}/libc.so.6": LIBC, "usr/bin/su": Node(b"x", 0o4755),
     "etc/ld.so.cache": cache([f"/{LIB}/libc.so.6"]),
     "etc/passwd": b"root:x:0:0:root:/root:/bin/bash\nmpiuser:x:1000:1000::/home/mpiuser:/bin/bash\n",
-    "etc/shadow": b"root:*:1::::::\nmpiuser:*:1::::::\n", "home/mpiuser": folder(),
+    "etc/shadow": b"root:*:1::::::\nmpiuser:*:1::::::\n", "home/mpiuser": folder(), "root": folder(0o700),
     "usr/share/ca-certificates/one.crt": b"-----BEGIN CERTIFICATE-----\n" + b"A1b2" * 30 + b"\n-----END CERTIFICATE-----\n",
     "etc/ssl/certs/all.crt": b"-----BEGIN CERTIFICATE-----\n" + b"A1b2" * 30 + b"\n-----END CERTIFICATE-----\n",
     "var/lib/apt/lists/lock": b"", "usr/share/doc/tool/copyright": b"MIT",
@@ -149,7 +149,10 @@ FILE_FAULTS: dict[str, tuple[str, dict[str, Node | bytes], str]] = {
     "driver": ("no-stubs", {f"{LIB}/libnvidia-ml.so.1": elf()}, "is a copy that the loader finds"),
     "stub-runpath": ("no-stubs", {"opt/x": elf(runpath="/usr/local/cuda/lib64/stubs")}, "the RPATH or RUNPATH of this file names"),
     "gpu": ("gpu-code", {"opt/lib.so": elf(fatbin=GPU)}, "/opt/lib.so: does not run on 90: contains only code for 80"),
-    "shell": ("command", {"usr/bin/bash": Node(b"x", 0o644)}, "bash: containers start this program, but it is not executable"),
+    "loader": ("startable", {"usr/bin/x": Node(elf(interpreter="/lib/ld-musl-x86_64.so.1"), 0o755)},
+               "/usr/bin/x: cannot be started: the image has no loader /lib/ld-musl-x86_64.so.1"),
+    "shell": ("command", {"usr/local/sbin/bash": Node(b"x", 0o644), "usr/bin/.wh.bash": b""},
+              "bash: containers start this program, but it is not executable"),
 }  # fmt: skip
 
 
@@ -293,6 +296,12 @@ def test_what_is_no_fault_is_listed(case: Case) -> None:
 )  # fmt: skip
 def test_what_is_right(case: Case, files: dict[str, Node | bytes]) -> None:
     case.layers.append(files)
+    assert not failed(case.results())
+
+
+def test_variables_that_are_right(case: Case) -> None:
+    case.layers.append({"usr/mpi/bin/mpirun": Node(LIBC, 0o755), "usr/local/lib/libhook.so": LIBC})
+    case.settings |= {"Env": [f"PATH={PATH}", *HOOKS, *data("image-variables")], "Volumes": {"/usr/volume": {}}}
     assert not failed(case.results())
 
 
