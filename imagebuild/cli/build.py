@@ -37,7 +37,6 @@ def build(
     no_cache: bool, rebuild: datetime | None, cache: str | None, cache_write: bool, stage: str | None,
     bundle: Path | None, offline: bool, folder: Path, json_file: str | None, verbose: bool,
 ) -> None:  # fmt: skip
-    """Build targets with BuildKit."""
     from imagebuild.build.bake import BuildRequest
     from imagebuild.build.build import build_targets, print_builds
     from imagebuild.project.plan import select_targets
@@ -61,24 +60,14 @@ def build(
             raise ConfigError("--offline: no bundle is set; name one with --bundle DIR, or `imagebuild bundle use DIR`")
         bundle = link.resolve()
     request = BuildRequest(
-        targets=targets,
-        platforms=options.parse_platforms(platforms),
-        output="push" if push else str(output.resolve()) if output else "load",
-        compression=compression,
-        builder=builder,
-        sources=sources,
-        base=base,
-        ca=ca,
-        no_cache=no_cache,
-        rebuilt=rebuild.date() if rebuild else None,
-        cache=cache,
-        cache_write=cache_write,
-        stage=stage,
-        folder=folder,
+        targets=targets, platforms=options.parse_platforms(platforms),
+        output="push" if push else str(output.resolve()) if output else "load", compression=compression,
+        builder=builder, sources=sources, base=base, ca=ca, no_cache=no_cache,
+        rebuilt=rebuild.date() if rebuild else None, cache=cache, cache_write=cache_write, stage=stage, folder=folder,
         verbose=verbose,
         again=(*project.words, *_repeated("--platform", platforms), *_repeated("--source", sources), *changes.options),
         bundle=bundle,
-    )
+    )  # fmt: skip
     began = time.monotonic()
     results = build_targets(workspace.project, workspace.renderer, request)
     seconds = time.monotonic() - began
@@ -100,7 +89,6 @@ def create_bundle(
     project: options.ProjectFiles, edits: options.PlanChanges, directory: Path, select: tuple[str, ...],
     platforms: tuple[str, ...], base: Literal["bootstrap", "registry"], ca: Path | None, verbose: bool,
 ) -> None:  # fmt: skip
-    """Build targets without a cache, and keep all downloads in the bundle."""
     from imagebuild.build.bake import BuildRequest
     from imagebuild.build.build import build_targets
     from imagebuild.project.plan import select_targets
@@ -129,7 +117,6 @@ def create_bundle(
 
 @options.command(bundle, "verify")
 def verify_bundle(directory: Path, json_file: str | None) -> None:
-    """Verify the hashes of a bundle, and list its targets."""
     from imagebuild.build.bundle import Bundle
 
     bundle = Bundle.read(directory)
@@ -143,7 +130,6 @@ def verify_bundle(directory: Path, json_file: str | None) -> None:
 
 @options.command(bundle, "use")
 def use_bundle(directory: Path) -> None:
-    """Set the bundle that `imagebuild build --offline` uses."""
     from imagebuild.build.bundle import Bundle
     from imagebuild.core.run import os_errors_as_command_errors
     from imagebuild.core.settings import offline_bundle
@@ -163,7 +149,6 @@ def engine() -> None:
 
 @options.command(engine, "up")
 def start() -> None:
-    """Start the private engine, unless another engine answers. Install the private engine first if it is missing."""
     from imagebuild.build.private import start_engine
     from imagebuild.oci.engine import find_engine
 
@@ -178,7 +163,6 @@ def start() -> None:
 
 @options.command(engine, "down")
 def stop(purge: bool) -> None:
-    """Stop the private engine."""
     from imagebuild.build.private import stop_engine
 
     stop_engine(purge=purge)
@@ -187,9 +171,6 @@ def stop(purge: bool) -> None:
 
 @options.command()
 def doctor(json_file: str | None) -> None:
-    """Check whether this machine can build and verify images, and print what is missing.
-
-    Each finding comes with the command that fixes it. Exit status 1 if something required is missing."""
     from imagebuild.build.doctor import examine_machine
     from imagebuild.core.console import styled
 

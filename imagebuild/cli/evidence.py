@@ -24,7 +24,6 @@ POLICY = Path("scan-policy.yaml")
 
 @options.command()
 def sbom(project: options.ProjectFiles, image: str, output: str | None, platform: str | None, folder: Path) -> None:
-    """List what is installed in an image, as an SPDX document."""
     from imagebuild.oci.attestation import encode_predicate
     from imagebuild.publish.sbom import make_sbom
     from imagebuild.verify.subject import ImageFinder
@@ -43,10 +42,6 @@ def scan(
     project: options.ProjectFiles, image: str, report: Path, policy: Path, platform: str | None,
     json_file: str | None, folder: Path,
 ) -> None:  # fmt: skip
-    """Apply a policy to the findings of a vulnerability scanner.
-
-    Reports are `grype -o sarif`, `trivy image --format sarif`, `debsecan --format detail`, and SARIF 2.1.0 of Docker
-    Scout and Snyk. A SARIF report must name the digest of the image. Exit status 1 if a finding fails the image."""
     from imagebuild.core.fields import YamlFile
     from imagebuild.core.yaml import read_yaml
     from imagebuild.publish.scan import Policy, print_scan, scan_result
@@ -68,11 +63,6 @@ def freshness(
     project: options.ProjectFiles, signers: options.TrustOptions, archive: str, suite: str, keyring: Path,
     select: tuple[str, ...], registry: str | None, scans: Path | None, ca: Path | None, json_file: str | None,
 ) -> None:  # fmt: skip
-    """List the packages in published images that have a security update.
-
-    Only images to which an alias (a moving tag such as `latest`) points are checked. The packages of an image are read
-    from the SBOM that is attached to it. Exit status 1 if a package has an update, if a rebuild
-    would fix a failed scan, or if an image has no SBOM."""
     from functools import cache
 
     from imagebuild.core.errors import NothingSelected
@@ -127,9 +117,6 @@ def _in_registry(image: str) -> tuple[ImageReference, Registry]:
 
 @options.command(attest, "verify")
 def verify_attachments_of(signers: options.TrustOptions, image: str, require: str, json_file: str | None) -> None:
-    """Verify that the attestations of an image are about this image, and that they report no problem.
-
-    Exit status 1 if a required attachment is missing or wrong."""
     from imagebuild.publish.attest import verify_attachments
 
     required = [kind.strip() for kind in require.split(",") if kind.strip()]
@@ -141,10 +128,6 @@ def verify_attachments_of(signers: options.TrustOptions, image: str, require: st
 
 @options.command(attest, "add")
 def add_attachment_to(signing: options.SignOptions, image: str, file: Path, kind: str, platform: str | None) -> None:
-    """Attach a file to a published image, such as later benchmark results.
-
-    If the digest names a multi-platform index, the file is attached to the index and to the image of each platform
-    that the file is about."""
     from imagebuild.core.files import read_text
     from imagebuild.publish.attest import add_attachment
 
@@ -180,7 +163,6 @@ def diff(
     project: options.ProjectFiles, signers: options.TrustOptions, image: str, other: str, platform: str | None,
     json_file: str | None, exit_code: bool, offline: bool, folder: Path,
 ) -> None:  # fmt: skip
-    """Compare two images: components, packages, environment and layers."""
     from imagebuild.publish.diff import compare_images, print_comparison
     from imagebuild.verify.subject import ImageFinder
 
@@ -196,7 +178,6 @@ def catalog(
     project: options.ProjectFiles, signers: options.TrustOptions, registry: str | None, output: Path | None,
     readme: Path | None, freshness: Path | None,
 ) -> None:  # fmt: skip
-    """Write a web page of all published images, and the table of images in a README."""
     from datetime import UTC, datetime
 
     from imagebuild.core.files import read_text, write_text

@@ -18,10 +18,6 @@ def impact(
     project: options.ProjectFiles, edits: options.PlanChanges, before: str, select: tuple[str, ...], after: str | None,
     markdown: bool, platforms: tuple[str, ...], base: Literal["bootstrap", "registry"], json_file: str | None,
 ) -> None:  # fmt: skip
-    """List the build steps that a change runs again.
-
-    imagebuild assumes that the cache contains all steps of the old state, and lists the steps of the new state that are
-    not in this cache."""
     from imagebuild.build.impact import predict_impact, print_impact
 
     if markdown and json_file == options.STDOUT:
@@ -38,9 +34,6 @@ def ci_matrix(
     project: options.ProjectFiles, edits: options.PlanChanges, select: tuple[str, ...], since: str | None,
     unpublished: bool, registry: str | None, max_jobs: int, platforms: tuple[str, ...], rendered: Path | None,
 ) -> None:  # fmt: skip
-    """Print the job matrix of a GitHub Actions workflow, as one line of JSON.
-
-    Each target has a job for each of its platforms."""
     from imagebuild.build.ci_matrix import changed_since, print_matrix
     from imagebuild.build.state import read_state
     from imagebuild.core.console import err

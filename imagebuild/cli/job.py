@@ -22,7 +22,6 @@ def job(
     nccl: str | None, test: str, settings: tuple[str, ...], collect: bool, output: str | None, facts: Path | None,
     profiles: Path | None,
 ) -> None:  # fmt: skip
-    """Print a benchmark as an MPIJob, a JobSet or a Slurm script."""
     from imagebuild.bench.profiles import find_profile, load_profiles
     from imagebuild.core.console import err
     from imagebuild.jobs.facts import REGISTRY, default_fabric, find_facts, load_facts
@@ -53,7 +52,6 @@ def read_offer(
     project: options.ProjectFiles, request: JobRequest, registry: str | None, plan: str | None, catalog: Path | None
 ) -> Offer:
     """Return the images among which a job can choose, from the files of --plan and --catalog, or from the project.
-
     The plan of the project is computed only if the job needs a plan, because a machine that only runs benchmarks may
     not have the modules that compute plans."""
     from imagebuild.core.files import read_text

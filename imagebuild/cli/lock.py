@@ -16,9 +16,6 @@ def lock(
     show: tuple[str, ...], platforms: tuple[str, ...], check: bool, offline: bool, date: datetime | None,
     no_isolation: bool, json_file: str | None, ca: Path | None,
 ) -> None:  # fmt: skip
-    """Pin the sources that the lock lacks, and remove unused pins.
-
-    With --check, the exit status is 1 if a build would stop or a pin is unused, and 4 if a server did not answer."""
     from imagebuild.core.console import out
     from imagebuild.lock.resolve import LockFile, check_lock, complaint, network_upstream, show_report
     from imagebuild.project.plan import select_targets
@@ -59,7 +56,6 @@ def lock(
 
 @options.command()
 def bump(project: options.ProjectFiles, names: tuple[str, ...], write: bool, ca: Path | None) -> None:
-    """Propose newer versions for the matrix, as a diff."""
     from difflib import unified_diff
 
     from imagebuild.core.console import out, print_table

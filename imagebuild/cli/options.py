@@ -49,7 +49,6 @@ TYPES: Mapping[type, Callable[..., click.ParamType[Any]]] = {
 
 class StrictCommand(click.Command):
     """A command that refuses a repeated option, unless the option takes several values.
-
     In click, the last value of a repeated option wins without a message."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -86,9 +85,8 @@ def _table(name: str) -> Mapping[str, Any]:
 
 
 def command(group: click.Group | None = None, name: str = "") -> Callable[[Callback], click.Command]:
-    """Return a decorator that makes a command of a function. Its options and examples are in the YAML file of the
-    module, under the words of the command.
-
+    """Return a decorator that makes a command of a function. Its help, options and examples are in the YAML file of
+    the module, under the words of the command.
     The annotations of the function determine the types of the options. A dataclass, such as ProjectFiles, stands for
     the options that its fields name."""
 
@@ -109,7 +107,7 @@ def command(group: click.Group | None = None, name: str = "") -> Callable[[Callb
             members = get_type_hints(groups[key]) if key in groups else {key: hints[key]}
             parameters += [_parameter(each, hint, own or _table("options")[each]) for each, hint in members.items()]
         epilog = "\n".join(["Examples:", "", "\b", *(f"  {line}" for line in row["examples"])])
-        new = StrictCommand(word, callback=call, params=parameters, help=callback.__doc__, epilog=epilog)
+        new = StrictCommand(word, callback=call, params=parameters, help=row["help"], epilog=epilog)
         if group:
             group.add_command(new)
         return new
@@ -119,7 +117,6 @@ def command(group: click.Group | None = None, name: str = "") -> Callable[[Callb
 
 def _parameter(name: str, hint: Any, row: Mapping[str, Any]) -> click.Parameter:
     """Return an option, or an argument, from the annotation of a parameter and a row of a YAML file.
-
     `names`: the words of the option, if they differ from the name of the parameter. `type`: arguments of the class in
     TYPES. `choices`: allowed values, if they are no Literal. `complete`: argument of `names_of`. Other keys are
     arguments of `click.Option` or `click.Argument`."""
@@ -145,7 +142,6 @@ def _parameter(name: str, hint: Any, row: Mapping[str, Any]) -> click.Parameter:
 
 def names_of(kind: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
     """Return a function that completes names in a shell.
-
     `kind` is `targets`, `components` or a folder of YAML files such as `jobs/clusters`. The names are those
     of the project in the current folder, or of the project that IMAGEBUILD_PROJECT names."""
 
@@ -167,9 +163,6 @@ def names_of(kind: str) -> Callable[[click.Context, click.Parameter, str], list[
         return [name for name in dict.fromkeys(known) if name.startswith(incomplete)]
 
     return complete
-
-
-# Groups of options
 
 
 @dataclass(frozen=True)
@@ -274,7 +267,6 @@ class ImageChanges(PlanChanges):
 
     def check_base(self, targets: Iterable[Target], *, pinned: bool) -> None:
         """Raise ConfigError if the image of --base-image has another release than a target, or is not pinned by digest.
-
         The digest is required only if `pinned` is true."""
         from imagebuild.project.contradictions import base_mismatch
 
@@ -320,7 +312,6 @@ class SignOptions(TrustOptions):
 
     def signer(self) -> Signer | None:
         """Return the signer. None without --sign. In a GitHub job, the default signer is the identity of the job.
-
         Raises ConfigError or CommandError if this signer cannot sign."""
         from imagebuild.publish.signatures import GITHUB_ISSUER, job_workflow
 
@@ -335,12 +326,8 @@ class SignOptions(TrustOptions):
         return named._signer(signs=True)
 
 
-# Values of options
-
-
 def data_folders(given: Path | None, kind: str, project: Path | None = None) -> tuple[Path, ...]:
     """Return the folder that an option names, or else the default folders of a kind, such as `profiles`.
-
     These are the folders of imagebuild, of the projects that the project extends, and of the project. If two folders
     have a file with the same name, the file in the last folder is used. The project is read only if it extends
     another one. Raises ConfigError that lists the mistakes in the project."""
@@ -373,7 +360,6 @@ def check_combination(
     given: Mapping[str, object], needs: Mapping[str, str], exclusive: Iterable[Sequence[str]]
 ) -> None:
     """Raise ConfigError if an option lacks the option that it needs, or if exclusive options are combined.
-
     `given` maps options to their values. A false value means that the option is absent."""
     for name, wanted in needs.items():
         if given[name] and not given[wanted]:
@@ -386,7 +372,6 @@ def check_combination(
 
 def print_or_write(text: str, output: str | None) -> None:
     """Print a text, or write it unchanged to the file of --output. In a terminal, invisible characters are replaced.
-
     Raises ConfigError if the file cannot be written."""
     from imagebuild.core.files import write_text
 

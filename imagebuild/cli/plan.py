@@ -12,7 +12,6 @@ from imagebuild.core.errors import ConfigError
 
 @options.command()
 def init(folder: Path, repository: str, image: str, workflow: str | None) -> None:
-    """Write a new project that extends the project of imagebuild."""
     from importlib.resources import files
 
     from imagebuild.core.console import out
@@ -48,7 +47,6 @@ def plan(
     project: options.ProjectFiles, edits: options.PlanChanges, select: tuple[str, ...], why: bool, registry: str | None,
     json_file: str | None,
 ) -> None:  # fmt: skip
-    """List the targets, which are the images to build."""
     from imagebuild.project.plan import restricted_components, select_excluded, select_targets
 
     changes = edits.parse(registry)
@@ -98,7 +96,6 @@ def render(
     project: options.ProjectFiles, edits: options.ImageChanges, target: str, unresolved: bool,
     purpose: Literal["standalone"] | None, output: str | None,
 ) -> None:  # fmt: skip
-    """Print the self-contained Dockerfile of a target."""
     from imagebuild.project.lockfile import check_pinned
     from imagebuild.project.plan import select_one
 

@@ -27,9 +27,6 @@ def publish(
     project: options.ProjectFiles, edits: options.ImageChanges, signing: options.SignOptions, select: tuple[str, ...],
     registry: str | None, results: tuple[Path, ...], rendered: Path | None, dry_run: bool, json_file: str | None,
 ) -> None:  # fmt: skip
-    """Tag the images that passed their checks.
-
-    Exit status 0: every image was published; 1: an image was refused; 4: a registry failed."""
     from imagebuild.core.files import read_text
     from imagebuild.core.yaml import read_written
     from imagebuild.oci.registry import connect_registry
@@ -54,10 +51,6 @@ def each(
     project: options.ProjectFiles, folder: Path, command: tuple[str, ...], platforms: tuple[str, ...],
     published: str | None,
 ) -> None:  # fmt: skip
-    """Run a command for every pushed image.
-
-    The command gets the image by digest. The values are also the environment variables IMAGEBUILD_IMAGE, … After a
-    failure, the command still runs for the other images. The highest exit status is returned."""
     images = _pushed_images(folder) if published is None else _published_images(project, published, folder)
     wanted = options.parse_platforms(platforms)
     chosen = [image for image in images if not wanted or image["platform"] in wanted]
@@ -86,7 +79,6 @@ def _published_images(project: options.ProjectFiles, registry: str, folder: Path
 
 def _pushed_images(folder: Path) -> Iterator[dict[str, str]]:
     """Yield the values of the placeholders for every image in the build results below a folder, sorted by path.
-
     Raises ResultError for a result that cannot be read."""
     from imagebuild.core.files import read_text
     from imagebuild.core.yaml import read_written
@@ -116,7 +108,6 @@ def _values(
 
 def _run_for_each(images: Sequence[dict[str, str]], command: Sequence[str]) -> int:
     """Run a command for each image, also after a failure, and return the highest exit status.
-
     Raises CommandError if the program cannot be started."""
     known = re.compile(rf"{{({'|'.join(images[0])})}}")  # other braces remain unchanged
     failed: dict[str, int] = {}
@@ -137,9 +128,6 @@ def prune(
     project: options.ProjectFiles, select: tuple[str, ...], registry: str | None, days: int, yes: bool,
     json_file: str | None,
 ) -> None:  # fmt: skip
-    """List or delete pushed images that are no longer needed.
-
-    Only the staging repositories, to which `imagebuild build --push` pushes images before publication, are searched."""
     from imagebuild.oci.reference import parse_reference
     from imagebuild.oci.registry import connect_registry
     from imagebuild.project.plan import repository_name, select_targets

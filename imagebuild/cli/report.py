@@ -22,10 +22,6 @@ def report(
     algorithm: str | None, allow: tuple[str, ...], json_file: str | None, junit: Path | None, html: Path | None,
     markdown: bool,
 ) -> None:  # fmt: skip
-    """Judge the results of benchmarks and checks: are they right, complete and fast enough?
-
-    Exit status 0: nothing failed, and everything that the options ask for was judged; 1: something failed or was not
-    judged; 2: the input is wrong; 5: no file could be read."""
     from imagebuild.bench.judge import Expected
     from imagebuild.core.console import out
     from imagebuild.report.report import make_report
@@ -62,7 +58,6 @@ def limits(
     profile: str | None, nodes: int | None, gpus: int | None, domains: int | None, check: bool, profiles: Path | None,
     json_file: str | None,
 ) -> None:  # fmt: skip
-    """Print the best speeds that hardware can reach, and the speeds measured on it."""
     from imagebuild.bench.ceilings import limit_layout, limit_rows, lint_profile
     from imagebuild.bench.profiles import find_profile, load_profiles
     from imagebuild.core.console import out, print_table

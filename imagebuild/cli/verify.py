@@ -21,12 +21,6 @@ def verify(
     profiles: Path | None, nodes: int | None, gpus: int | None, domains: int | None, allow: tuple[str, ...],
     json_file: str | None, folder: Path,
 ) -> None:  # fmt: skip
-    """Run the checks of an image, and print the result of each.
-
-    The image's layers are read first, several at a time. Then checks that need no GPU, RDMA device or Slurm run four at
-    a time, each in its own container of the docker runner. Benchmarks and all other checks run alone, one at a time.
-
-    Exit status 1: a check failed; 3: all checks were skipped; 4: nothing could be started in the image."""
     from imagebuild.bench.judge import accepted_kinds
     from imagebuild.bench.models import Launch
     from imagebuild.verify.checks import select_checks

@@ -13,8 +13,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import yaml
 from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.table import Table
@@ -87,7 +89,6 @@ MARKS = {"passed": ("✓ passed", "green"), "failed": ("✗ failed", "red"), "sk
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[Part]], *, whole: Collection[str] = ()) -> None:
     """Print a table.
-
     In a terminal, the first column and the columns in `whole` are never wrapped, because people copy their values.
     Other cells wrap between words. If the terminal is too narrow, the last columns are left out. In a file or a pipe,
     no line is wrapped."""
@@ -110,8 +111,7 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[Part]], *, whole
     if out.is_terminal:
         out.print(table)
         if left_out := texts[0][len(titles) :]:
-            names = ", ".join(left_out)
-            note = f"columns left out because the terminal is too narrow: {names}"
+            note = f"columns left out because the terminal is too narrow: {', '.join(left_out)}"
             out.print(styled((note, "dim")), soft_wrap=True)
     else:
         wide = Output(width=LONGEST_LINE)
@@ -180,7 +180,6 @@ heartbeat = Heartbeat()
 @contextmanager
 def doing(text: str, quiet_s: float = 0.0) -> Iterator[Activity]:
     """Yield a new task.
-
     `heartbeat` prints messages about the task until the context ends, but not in the first `quiet_s` seconds. The
     caller may change the `detail` of the task."""
     activity = Activity(text, quiet_s=quiet_s)
@@ -193,7 +192,6 @@ def doing(text: str, quiet_s: float = 0.0) -> Iterator[Activity]:
 
 class Progress:
     """Progress display of items that several threads process: one line for each finished item, then the running items.
-
     A terminal redraws the running items. In a log, or with `live=False`, `heartbeat` prints messages about the running
     items instead."""
 
@@ -262,7 +260,6 @@ def _one_line(seconds: str, text: str, style: str) -> Text:
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table without a newline at its end.
-
     The cells may contain Markdown. Only characters that would end a cell are changed: a backslash is put before each
     `|` that has none, and newlines become spaces."""
 
@@ -288,59 +285,40 @@ def format_size(number: int | None) -> str:
 
 
 BLANK = "(redacted)"
-SECRET_NAMES = re.compile(
-    r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|SESSION|PRIVATE|SIGNATURE|(^|_)(PWD|PAT|JWT|PIN)$",
-    re.IGNORECASE,
-)
-"""Matches names of options and environment variables whose values are secrets."""
-KEPT_NAMES = re.compile(
-    r"(CUDA|DCGM|FI|GDRCOPY|HPCX|IMAGEBUILD|LC|LD|MELLANOX|MPI|NCCL|NVIDIA|NVSHMEM|OMPI|OPAL|PMIX|PRTE|SHARP|SLURM|UCC|UCX)_"
-    r"|(HOME|HOSTNAME|LANG|PATH|USER)$"
-)
-"""Matches names of environment variables that may explain the result of a measurement."""
-SECRET_VALUES = (
-    re.compile(
-        r"(?<=://)[^/\s:@\[]+:(?!\d{1,5}/)[^\s'\"]*[/@][^\s'\"]*(?=@)"
-    ),  # password with a slash or an @ in a URL
-    re.compile(r"(?<=://)[^/\s@]+(?=@)"),  # user and password in a URL
-    re.compile(r"(?<![\w/:.-])[\w.+-]+:[^\s@/:'\"]{3,}(?=@(?!sha\d+:)[\w.-]+[./:])"),  # the same without a scheme
-    re.compile(r"\b(?:gh[pousr]|github_pat|glpat|hf|nvapi|xox[abp]|npm|pypi)[-_][A-Za-z0-9_-]{16,}"),
-    re.compile(r"\bsk-(?:[a-z]+-)?[A-Za-z0-9]{20,}"),
-    re.compile(r"\bAKIA[0-9A-Z]{16}\b"),
-    re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),  # JSON web token
-    re.compile(r"(?i)(?:(?<=bearer )|(?<=basic ))[A-Za-z0-9._~+/=-]{8,}"),
-    re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
-)
-ASSIGNED = re.compile(
-    r"""(?ix)\b([\w-]*(?:passw(?:or)?d|passphrase|secret|token|api[_-]?key|access[_-]?key(?:[_-]?id)?|credentials?
-    |sig(?:nature)?)(?:=["']?|["']\s*:\s*["']))(?!\()[^&\s,;'"$]+"""
-)
-"""Matches a value behind the name of a secret: `token=x`, or `"token": "x"` as in JSON."""
-HARMLESS = re.compile(r".{0,7}|[~.]?/.*|\S*://\S*|[\w-]+\.\w{1,4}", re.DOTALL)
-"""Matches values of variables that are words, paths, URLs or names of files, although the name of the variable looks
-like the name of a secret."""
+
+
+@cache
+def _patterns() -> Mapping[str, Sequence[re.Pattern[str]]]:
+    """Return the regular expressions in `secrets.yaml`, compiled."""
+    text = Path(__file__).with_name("secrets.yaml").read_text(encoding="utf-8")
+    return {kind: [*map(re.compile, patterns)] for kind, patterns in yaml.safe_load(text).items()}
+
+
+def _names_secret(name: str) -> bool:
+    """Return whether the value of an option or environment variable with this name is a secret."""
+    return bool(_patterns()["secret-name"][0].search(name))
 
 
 @cache
 def _secret_variables() -> tuple[str, ...]:
     """Return the values of environment variables that are secrets."""
-    named = {value.strip() for name, value in os.environ.items() if SECRET_NAMES.search(name) and "AUTHOR" not in name}
-    return tuple(value for value in named if not HARMLESS.fullmatch(value))
+    named = {value.strip() for name, value in os.environ.items() if _names_secret(name) and "AUTHOR" not in name}
+    return tuple(value for value in named if not _patterns()["harmless"][0].fullmatch(value))
 
 
 def redacted_text(value: str) -> str:
     """Return a text with everything that looks like a secret or is in a secret variable replaced by `(redacted)`."""
-    for pattern in SECRET_VALUES:
+    for pattern in _patterns()["value"]:
         value = pattern.sub(BLANK, value)
     for secret in _secret_variables():
         value = value.replace(secret, BLANK)
-    return ASSIGNED.sub(rf"\1{BLANK}", value)
+    return _patterns()["assigned"][0].sub(rf"\1{BLANK}", value)
 
 
 def kept_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that may explain a measurement, sorted and without secrets."""
-    kept = {name: value for name, value in variables.items() if KEPT_NAMES.match(name)}
-    return {name: redacted_text(value) for name, value in sorted(kept.items()) if not SECRET_NAMES.search(name)}
+    kept = {name: value for name, value in variables.items() if _patterns()["kept-name"][0].match(name)}
+    return {name: redacted_text(value) for name, value in sorted(kept.items()) if not _names_secret(name)}
 
 
 def redacted_arguments(argv: Iterable[str]) -> tuple[str, ...]:
@@ -349,7 +327,7 @@ def redacted_arguments(argv: Iterable[str]) -> tuple[str, ...]:
     hide = False
     for word in argv:
         option, equals, _ = word.partition("=")
-        secret = option.startswith("-") and bool(SECRET_NAMES.search(option)) and " " not in option
+        secret = option.startswith("-") and _names_secret(option) and " " not in option
         if hide:
             result.append(BLANK)
         elif secret and equals:

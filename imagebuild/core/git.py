@@ -25,11 +25,8 @@ KEPT_SETTINGS = re.compile(
 These settings cannot name a program."""
 OPTIONS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "protocol.allow=never")
 ENVIRONMENT = {
-    "GIT_ALLOW_PROTOCOL": "",
-    "GIT_OPTIONAL_LOCKS": "0",
-    "GIT_NO_LAZY_FETCH": "1",
-    "GIT_TERMINAL_PROMPT": "0",
-}
+    "GIT_ALLOW_PROTOCOL": "", "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0",
+}  # fmt: skip
 MOST_BYTES = 1 << 20
 """Maximum size in bytes of a file of a repository that imagebuild itself reads."""
 
@@ -87,7 +84,6 @@ def opened(top: Path, run: RunProgram = run_program, within: Path | None = None)
 
 def check_out(top: Path, commit: str, folder: Path, run: RunProgram = run_program, within: Path | None = None) -> None:
     """Write the files of a commit, and of its submodules, to a folder. The repository itself is not changed.
-
     With `within`, all objects are verified, and a submodule that the repository lacks is an error."""
     folder.mkdir(parents=True, exist_ok=True)
     with opened(top, run, within) as git:

@@ -84,7 +84,6 @@ class NoAnswer(TryAgain):
 
 class _Timed(io.RawIOBase):
     """The bytes of an answer. Reading fails if the server sends them too slowly, or sends endless headers.
-
     The timeout of a socket limits only the wait for the next byte. A server could send one byte a minute."""
 
     def __init__(self, raw: io.RawIOBase, timeout_s: float) -> None:
@@ -158,7 +157,6 @@ class Client:
 
     def retried(self, what: str, attempt: Callable[[], T]) -> T:
         """Call `attempt` until it returns, and return its result.
-
         TryAgain causes another attempt after a pause, until `Patience.seconds` have passed. Then Unreachable is raised.
         A nested call of `retried` makes one attempt only: the outer call repeats it."""
         thread = threading.get_ident()
@@ -197,7 +195,6 @@ class Client:
         **options: Any,
     ) -> requests.Response:  # fmt: skip
         """Send a request, and return the answer, which may be an error such as 404.
-
         `what` names the request in messages. With `stream`, the content of a successful answer is not read yet. The
         login is sent only to the host in `url`, not to a host that this host redirects to. Raises TryAgain for a
         temporary error and CommandError for a permanent one."""
@@ -240,7 +237,6 @@ class Client:
 
     def chunks(self, answer: requests.Response, what: str, limit: int) -> Iterator[bytes]:
         """Yield the bytes of an answer as they arrive, without decompression.
-
         Raises TryAgain if the connection breaks before the end of the answer, and CommandError if the answer is larger
         than `limit` bytes."""
         done = 0
@@ -254,9 +250,6 @@ class Client:
                     yield chunk
         except (RequestException, HTTPError, OSError) as error:
             raise TryAgain(f"{what}: {innermost_reason(error)}") from None
-
-
-# Answers
 
 
 def json_of(answer: requests.Response) -> dict[str, Any]:
@@ -293,8 +286,6 @@ def innermost_reason(error: Exception) -> str:
     return text or type(inner).__name__
 
 
-# Downloads
-
 DOWNLOAD_TIMEOUT_S = 60
 DOWN_S = 30
 """Seconds for which a server that did not answer is skipped, so that imagebuild does not wait again for each of its
@@ -315,7 +306,6 @@ def login_for(url: str, netrc_file: Path | None) -> tuple[str, str] | None:
 
 class Downloads:
     """A downloader of files that several threads may use.
-
     Its methods raise Absent if the server does not have the file, Unreachable if the file cannot be fetched, and
     CommandError if the server sends a web page instead."""
 

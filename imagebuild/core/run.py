@@ -85,7 +85,6 @@ class Finished:
 
 class OutputReader(threading.Thread):
     """A thread that reads the output of a program.
-
     It keeps the end of the output, writes the whole output to a log, and calls `each` with each piece (a line without
     its newline). The thread ends when the output ends, or when an exception is raised. The thread stores the exception
     as `error`. At its end, the thread calls `close`."""
@@ -129,7 +128,6 @@ def start_program(
     errors: int = STDOUT, survives: bool = False,
 ) -> subprocess.Popen[bytes]:  # fmt: skip
     """Start a program in its own session, with `env` added to its environment.
-
     Unless `survives`, the program gets SIGTERM when the thread that started it ends, even by SIGKILL. The next
     imagebuild kills children of the program that are left. Raises CommandError if the program cannot be started."""
     marked = {**(env or {}), VARIABLE: None if survives else owner()}
@@ -156,7 +154,6 @@ def execute(
     log: Path | None = None, each_line: Callable[[str], object] = str, polite: int = signal.SIGTERM,
 ) -> Finished:  # fmt: skip
     """Run a program, and return its exit status and the end of its output.
-
     The program runs in its own session: Ctrl-C reaches only imagebuild, which then ends the program. `env` is added to
     its environment. When this function returns or raises, the program and its process group have ended: by the signal
     `polite`, or by SIGKILL after KILL_S. Raises CommandError if the program cannot be started or the log cannot be
@@ -236,7 +233,6 @@ def end_program(process: subprocess.Popen[bytes], polite: int = signal.SIGTERM) 
 
 def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> str:
     """Run a program, and return its standard output as text.
-
     Raises CommandError if the program is missing, fails, prints more than MOST_OUTPUT or takes longer than `timeout`
     seconds (default: see TIMEOUTS_S); the message contains the last lines of its output, without secrets. Ctrl-C is
     passed on to the program as one SIGINT, and KeyboardInterrupt is raised after the program has ended, so that apt can
@@ -253,7 +249,10 @@ def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float
         survives = name == "apt-get"  # otherwise packages would stay half installed
         process = start_program(argv, env, output=output.fileno(), errors=errors.fileno(), survives=survives)
         try:
-            while (status := _waited(process, min(1.0, deadline - time.monotonic()))) is None:
+            while process.poll() is None:
+                with suppress(TimeoutExpired):
+                    process.wait(max(0.0, min(1.0, deadline - time.monotonic())))
+                    break
                 if time.monotonic() > deadline:
                     raise CommandError(f"{shown} did not answer within {timeout:.0f} s")
                 if max(os.fstat(file.fileno()).st_size for file in (output, errors)) > MOST_OUTPUT:
@@ -266,28 +265,18 @@ def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float
             raise
         finally:
             end_program(process)
-        printed, complaints = (_text_of(file) for file in (output, errors))
-    if status:
+        for file in (output, errors):
+            file.seek(0)
+        printed, complaints = (re.sub("\r\n?", "\n", f.read().decode(errors="replace")) for f in (output, errors))
+    if process.returncode:
         lines = "\n".join((complaints.strip() or printed.strip()).splitlines()[-10:])
-        raise CommandError(f"{shown} failed ({status}): {lines}")
+        raise CommandError(f"{shown} failed ({process.returncode}): {lines}")
     return printed
-
-
-def _waited(process: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """Wait for the end of a program, and return its exit status. None if it still runs."""
-    with suppress(TimeoutExpired):
-        return process.wait(max(0.0, seconds))
-    return None
 
 
 def _scratch() -> IO[bytes]:
     """Open a temporary file for output, in memory if possible: a full disk could truncate the output unnoticed."""
     return os.fdopen(os.memfd_create("output"), "w+b") if hasattr(os, "memfd_create") else TemporaryFile()
-
-
-def _text_of(file: IO[bytes]) -> str:
-    file.seek(0)
-    return re.sub("\r\n?", "\n", file.read().decode(errors="replace"))
 
 
 def run_in_foreground(command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -348,7 +337,6 @@ class Stoppable(Protocol):
 
 def for_each(function: Callable[[T], R], items: Iterable[T], *work: Stoppable, jobs: int = WORKERS) -> list[R]:
     """Call a function for each item in parallel threads, and return the results in the order of the items.
-
     After an error, no further item is started, and the error is raised when the running calls have ended. After Ctrl-C,
     the objects in `work` are told to stop, and the calls have PATIENCE_S to end. The threads are daemons, so that a
     server that never answers cannot keep the process alive."""

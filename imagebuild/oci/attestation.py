@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 
 
 KINDS = {
-    "sbom": "https://spdx.dev/Document",
-    "provenance": "https://slsa.dev/provenance/v1",
-    "verification": "urn:imagebuild:verification:v1",
-    "benchmark": "urn:imagebuild:benchmark:v1",
+    "sbom": "https://spdx.dev/Document", "provenance": "https://slsa.dev/provenance/v1",
+    "verification": "urn:imagebuild:verification:v1", "benchmark": "urn:imagebuild:benchmark:v1",
     "scan": "urn:imagebuild:scan:v1",
-}
+}  # fmt: skip
 """Maps each kind of attestation to the URL of its predicate type (the format of the content)."""
 DEFAULT_KINDS = ("sbom", "provenance", "verification")
 """The kinds of attestations that `attest verify` requires if `--require` is not used."""
@@ -89,9 +87,6 @@ def attestation_of(
     return Attachment(f"{kind}.intoto.json", STATEMENT_MEDIA, encode_predicate(statement), annotations)
 
 
-# Reading
-
-
 def kind_of(referrer: Descriptor) -> str:
     """Return the kind of an attachment, as in `Attestation.kind`."""
     artifact_type = referrer.artifact_type or "unknown"
@@ -106,7 +101,6 @@ def kind_of(referrer: Descriptor) -> str:
 
 def list_attestations(place: Repository, subject: str) -> tuple[Descriptor, ...]:
     """Return the attachments of a manifest, sorted by the creation date in their annotations, the newest first.
-
     An unsigned statement is left out if a bundle contains it too. If the list of the registry lacks the type or the
     annotations of an attachment, the manifest of this attachment is read. Raises CommandError if the registry cannot
     list the attachments."""

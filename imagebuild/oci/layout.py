@@ -36,8 +36,6 @@ limit."""
 KEPT_SIZE = 32 << 20
 """Maximum size in bytes of a file in a layer whose content `verify` keeps."""
 
-# Documents
-
 INDEX = "application/vnd.oci.image.index.v1+json"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -85,13 +83,10 @@ class Descriptor:
         if {*map(type, texts)} != {str} or type(document["size"]) is not int:
             raise TypeError("the type or digest of a descriptor is not a text, or the size is not a number")
         return cls(
-            media_type=document["mediaType"],
-            digest=document["digest"],
-            size=document["size"],
+            media_type=document["mediaType"], digest=document["digest"], size=document["size"],
             platform=platform_of(document["platform"]) if document.get("platform") else None,
-            artifact_type=document.get("artifactType"),
-            annotations=annotations_of(document),
-        )
+            artifact_type=document.get("artifactType"), annotations=annotations_of(document),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -143,13 +138,10 @@ class Attachment:
         """Return the manifest that attaches the file to the image `subject`. Times are stored only in annotations."""
         layer = Descriptor(self.media_type, digest_of(self.content), len(self.content), annotations={TITLE: self.name})
         document = {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST,
-            "artifactType": self.media_type,
-            "config": Descriptor(EMPTY_TYPE, digest_of(EMPTY), len(EMPTY)).to_json(),
-            "layers": [layer.to_json()],
+            "schemaVersion": 2, "mediaType": MANIFEST, "artifactType": self.media_type,
+            "config": Descriptor(EMPTY_TYPE, digest_of(EMPTY), len(EMPTY)).to_json(), "layers": [layer.to_json()],
             "subject": Descriptor(subject.media_type, subject.digest, subject.size).to_json(),
-        }
+        }  # fmt: skip
         notes = {"annotations": dict(self.annotations)} if self.annotations else {}
         return Manifest(encode_json(document | notes), MANIFEST)
 
@@ -221,9 +213,6 @@ def referrers_tag(digest: str) -> str:
     return digest.replace(":", "-", 1)
 
 
-# Content
-
-
 @dataclass(frozen=True)
 class BlobStream:
     """A blob that is read while it is sent."""
@@ -285,7 +274,6 @@ UNREADABLE = (EOFError, OSError, ValueError, zlib.error, zstandard.ZstdError)
 @contextmanager
 def layer_members(blob: Blob) -> Iterator[Iterator[tuple[Archive, Member, str]]]:
     """Open a layer, and yield an iterator over its members.
-
     The iterator yields the archive (to read the content), the member and its path in the image, in the order of the
     archive. Raises ResultError, also during the iteration, if the layer cannot be read, or if the stored or the
     decompressed bytes have another digest."""
@@ -302,8 +290,6 @@ def layer_members(blob: Blob) -> Iterator[Iterator[tuple[Archive, Member, str]]]
             raise TarError(f"its size is {size} bytes, but {blob.size} in the manifest")
         yield members(Archive(decompressed(file) if blob.may_be_compressed else iter(lambda: file.read(CHUNK), b"")))
 
-
-# Layouts
 
 INDEX_FILE, MARK_FILE = "index.json", "oci-layout"
 BLOBS = "blobs/sha256"
@@ -400,8 +386,6 @@ class Layout:
         write_bytes(self.path(manifest.digest), manifest.content)
         return manifest.digest
 
-    # Writing
-
     def start(self) -> None:
         """Create an empty layout, unless it exists. Its index stays empty, because BuildKit finds images by digest."""
         if not (self.folder / MARK_FILE).exists():
@@ -440,7 +424,6 @@ class Layout:
 
 def unpack(archive: Path | Iterable[bytes], folder: Path) -> Layout:
     """Unpack an archive with a layout, or the stream of `docker save`. Other files in the archive are ignored.
-
     Raises ConfigError if the archive does not contain a layout, and ResultError if the archive cannot be read or
     unpacked."""
     try:

@@ -87,12 +87,8 @@ def _error_codes(answer: requests.Response) -> set[str]:
     return {str(item.get("code", "")) for item in errors_in(answer)}
 
 
-# Login
-
-
 def stored_credentials(host: str) -> Mapping[str, str]:
     """Return the credentials that `docker login` has stored for a registry.
-
     They are `username` and `password`, or `identitytoken`, from docker's configuration or its credential helper. An
     empty mapping if no credentials are stored. Raises CommandError if the credential helper fails."""
     from docker import auth  # noqa: PLC0415 - slow to import
@@ -107,9 +103,6 @@ def stored_credentials(host: str) -> Mapping[str, str]:
         ) from None
     found = {name.lower(): value for name, value in entry.items() if value}
     return found if {"password", "identitytoken"} & found.keys() else {}
-
-
-# The registry
 
 
 @dataclass(eq=False, repr=False)
@@ -176,7 +169,6 @@ class Registry:
 
     def _log_in(self, refusal: requests.Response, scopes: tuple[str, ...]) -> str:
         """Log in after a refused request, and return the `Authorization` header.
-
         Empty if the registry asks for an unknown kind of login, or for a password that `docker login` has not stored.
         Raises CommandError if the registry does not issue a token, or asks for the password over an insecure
         connection."""
@@ -280,8 +272,6 @@ class Repository:
         """Raise CommandError if imagebuild cannot write to this repository. To find out, upload a blob of two bytes."""
         self.put_blob(EMPTY, digest_of(EMPTY))
 
-    # Manifests
-
     @retried
     def digest(self, reference: str) -> str | None:
         """Return the digest of a tag. None if the tag does not exist."""
@@ -333,7 +323,6 @@ class Repository:
     @retried
     def put_manifest(self, manifest: Manifest, tag: str = "") -> str:
         """Store a manifest by its digest or by a tag, unless it is stored already.
-
         Return the digest that the registry has stored. If this is not the digest of the manifest, another client has
         moved the tag in the meantime."""
         reference = tag or manifest.digest
@@ -378,8 +367,6 @@ class Repository:
             )
         deleted = (HTTPStatus.ACCEPTED, HTTPStatus.OK, HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND)
         self._expect(answer, f"deletion of {digest}", *deleted)
-
-    # Blobs
 
     @retried
     def has_blob(self, digest: str) -> bool:
@@ -464,8 +451,6 @@ class Repository:
             raise TryAgain(f"{self}: {what}: the registry accepted the blob, but did not store it")
         return Counter(blobs=1, bytes=len(content))
 
-    # Attachments
-
     @retried
     def referrers(self, digest: str) -> tuple[Descriptor, ...]:
         """Return the attachments of a manifest.
@@ -515,12 +500,8 @@ class Repository:
         raise CommandError(f"{self}: other publishers keep changing the list of attachments; try again later")
 
 
-# Copies
-
-
 def copy_image(digest: str, source: Repository | Layout, target: Repository | Layout) -> Counter[str]:
     """Copy an image or an index with all its images to another place, with the same digest.
-
     Existing blobs are not copied. Blobs are mounted if possible, and otherwise streamed through this machine. Return
     the number of `manifests` and `blobs` that were sent, their `bytes`, and the number of `mounted` blobs. Raises
     CommandError if the source does not have the image or a registry fails, and ResultError if a layout is incomplete.

@@ -8,19 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from imagebuild.core.fields import (
-    Condition,
-    EnvironmentValue,
-    Folder,
-    Form,
-    GitUrl,
-    Model,
-    Name,
-    PackageText,
-    Url,
-    Variable,
-    matches,
-)
+from imagebuild.core import fields
 from imagebuild.project.lockfile import Unpacked
 from imagebuild.project.matrix import CheckWaiver
 
@@ -44,15 +32,17 @@ def _rows(value: Any) -> Any:
 
 
 NeedText = Annotated[
-    str, Form("gpu|rdma|slurm|(gpus|nodes)>=[1-9][0-9]*", "a need: gpu, rdma, slurm, gpus>=N or nodes>=N")
+    str, fields.Form("gpu|rdma|slurm|(gpus|nodes)>=[1-9][0-9]*", "a need: gpu, rdma, slurm, gpus>=N or nodes>=N")
 ]
-ScriptName = Annotated[str, Form("([a-z0-9-]+/)?[a-z0-9][a-z0-9-]*", "a script: NAME or COMPONENT/NAME, in lower case")]
+ScriptName = Annotated[
+    str, fields.Form("([a-z0-9-]+/)?[a-z0-9][a-z0-9-]*", "a script: NAME or COMPONENT/NAME, in lower case")
+]
 
 
-class Check(Model):
+class Check(fields.Model):
     """A check: a statement about an image, and the commands that prove the statement."""
 
-    name: Name
+    name: fields.Name
     description: str
     """What the check proves, in one line."""
     run: str | None = None
@@ -66,14 +56,14 @@ class Check(Model):
     needs: tuple[NeedText, ...] = ()
     """Hardware and services that the check needs, such as `gpus>=2` or `slurm`. If one of them is missing, the check is
     skipped."""
-    environment: dict[Variable, str] = Field(default_factory=dict)
+    environment: dict[fields.Variable, str] = Field(default_factory=dict)
     """Environment variables for the commands. Several checks can share a script by setting different variables."""
     ranks: Annotated[int, Field(gt=0)] = 1
     """Number of ranks that srun starts. If the number is above 1, `needs` must contain `slurm`."""
     results: Literal["nccl-tests", "nvbandwidth", "perftest", "ucx_perftest", "nvshmem", "dcgmi"] | None = None
     """Benchmark that the commands run. imagebuild reads the output of the benchmark. The check fails if the output
     contains wrong data or no result."""
-    when: Condition = Field(default_factory=dict)
+    when: fields.Condition = Field(default_factory=dict)
     """Condition on the axes of a target. If a target does not fulfil the condition, the check is skipped."""
     user: str = "root"
     """User that runs the commands."""
@@ -94,32 +84,32 @@ class Check(Model):
         return self
 
 
-class Support(Model):
+class Support(fields.Model):
     """A condition on axes and on the component's `version`, and the reason for the condition."""
 
-    when: Condition
+    when: fields.Condition
     reason: str
 
 
-class ConditionalRow(Model):
+class ConditionalRow(fields.Model):
     """Values that apply if a condition on axes, version or architecture holds."""
 
-    when: Condition = Field(default_factory=dict)
+    when: fields.Condition = Field(default_factory=dict)
     values: dict[str, str]
 
 
 class EnvironmentRow(ConditionalRow):
     """Environment variables that apply if a condition on axes or version holds."""
 
-    values: dict[Variable, EnvironmentValue]
+    values: dict[fields.Variable, fields.EnvironmentValue]
 
 
-class Repository(Model):
+class Repository(fields.Model):
     """A signed package repository other than the distribution's own.
     `url` and `key` may contain the placeholders of a component's `archive`, such as `{version}`."""
 
-    name: Name
-    url: Url
+    name: fields.Name
+    url: fields.Url
     suite: str = "/"
     key: str
     """Address of the key that signs the repository. The lock contains the fingerprint of the key. If the base image
@@ -134,14 +124,14 @@ class Repository(Model):
         return self
 
 
-class Packages(Model):
+class Packages(fields.Model):
     """Packages to install, from the component's `repository` or, if there is none, from the distribution.
 
     Write `name={version}` to request an exact version. Other packages from a `repository` get an exact version from the
     lock."""
 
-    runtime: tuple[PackageText, ...] = ()
-    devel: tuple[PackageText, ...] = ()
+    runtime: tuple[fields.PackageText, ...] = ()
+    devel: tuple[fields.PackageText, ...] = ()
     """Packages that `devel` images install in addition to those in `runtime`."""
     before_install: str = ""
     """Shell lines that run before the installation, in the same step."""
@@ -150,7 +140,7 @@ class Packages(Model):
     remove."""
 
 
-class Component(Model):
+class Component(fields.Model):
     """The file `component.yaml` of a component."""
 
     title: str
@@ -163,19 +153,19 @@ class Component(Model):
     missing."""
     redistribution: str | None = None
     """Terms to accept before an image with the component is published, if the licence restricts redistribution."""
-    version_axis: Name | None = None
+    version_axis: fields.Name | None = None
     """Axis (such as `cuda`) whose value is the version of the component."""
-    pin: Name | None = None
+    pin: fields.Name | None = None
     """Entry of `versions` in `matrix.yaml` that sets the component's version. Default: the component's name."""
-    provides: tuple[Name, ...] = ()
+    provides: tuple[fields.Name, ...] = ()
     """Other names under which components may require this component, such as `mpi`."""
-    requires: tuple[Name, ...] = ()
+    requires: tuple[fields.Name, ...] = ()
     """Names of components, or names from the `provides` of components. For each name, the image must also contain a
     component."""
-    conflicts: dict[Name, str] = Field(default_factory=dict)
+    conflicts: dict[fields.Name, str] = Field(default_factory=dict)
     """Maps names of components, or names from the `provides` of components, to the reason why no image can contain such
     a component together with this one."""
-    build_requires: tuple[Name, ...] = ()
+    build_requires: tuple[fields.Name, ...] = ()
     """Names of components, or names from the `provides` of components, whose build stages this component's build stage
     uses. The image need not contain these components."""
     variants: tuple[Variant, ...] = ("runtime", "devel")
@@ -184,7 +174,7 @@ class Component(Model):
     """Conditions that a target must fulfil. A target that violates a condition is excluded."""
     excludes: tuple[Support, ...] = ()
     """Conditions that exclude a target. A target that fulfils at least one condition is excluded."""
-    key: tuple[Name, ...] = ()
+    key: tuple[fields.Name, ...] = ()
     """Names that `build.j2` may use in addition to the component's own version: axes, `<axis>-major`, `gpu`, other
     components. Targets share the build stage if all of these names have the same values."""
     compiles: bool = False
@@ -198,33 +188,33 @@ class Component(Model):
     stage_only: bool = False
     """Whether only other build stages use the files of this component's build stage. If true, the files are not copied
     into the image."""
-    git: GitUrl | None = None
+    git: fields.GitUrl | None = None
     """Address of the git repository that contains the source code."""
     tag: str = "{version}"
     """Template of the git tag for a version. The lock contains the commit of the tag."""
-    archive: Url | None = None
+    archive: fields.Url | None = None
     """Template of the address of an archive. Placeholders are `{version}`, axes, `{<axis>-major}`, `{arch}`, `{cpu}`
     and the names in `facts`."""
     unpacked: Unpacked | None = None
     """How `imagebuild lock` unpacks the archive and reads its content. Images get environment variables that a script
     in the archive sets."""
-    images: dict[Name, str] = Field(default_factory=dict)
+    images: dict[fields.Name, str] = Field(default_factory=dict)
     """Maps names for `build.j2` to images. The build stage starts from these images or copies files from them. An image
     may contain the placeholders of `archive`."""
     wheels: tuple[str, ...] = ()
     """Requirements for pip, which may contain `{version}` and the names in `facts` as placeholders. The lock contains
     the hashes of the wheels."""
-    wheels_from: Name | None = None
+    wheels_from: fields.Name | None = None
     """Name of another component, whose `wheels` this component uses instead of its own. `{version}` in these wheels
     stands for the version of this component."""
     facts: tuple[ConditionalRow, ...] = ()
     """Rows of values that templates may use as placeholders. For each name, the first row that sets the name and whose
     condition holds is used."""
     repository: Repository | None = None
-    packages_from: Name | None = None
+    packages_from: fields.Name | None = None
     """Name of another component, whose `repository` contains the packages of this component."""
     packages: Packages = Packages()
-    libraries: tuple[Folder, ...] = ()
+    libraries: tuple[fields.Folder, ...] = ()
     """Folders of the image in which the loader looks for libraries, in this order. In the build stage, these folders
     are below `/out/<variant>`."""
     env: Annotated[tuple[EnvironmentRow, ...], BeforeValidator(_rows)] = ()
@@ -233,7 +223,7 @@ class Component(Model):
     env_of_base: tuple[str, ...] = ()
     """Names of environment variables that the image copies from the base image, so that login shells also have these
     variables."""
-    labels: dict[Name, str] = Field(default_factory=dict)
+    labels: dict[fields.Name, str] = Field(default_factory=dict)
     """Additional labels of the image, named `imagebuild.<name>`. The values may contain the placeholders of `archive`,
     and `{plugin}`: the first network plug-in that NCCL finds in the unpacked archive."""
     checks: tuple[Check, ...] = ()
@@ -254,6 +244,6 @@ def first_values(rows: Iterable[ConditionalRow], axes: Mapping[str, str]) -> dic
     """Map each name to its value in the first row that sets the name and whose condition holds for `axes`."""
     result: dict[str, str] = {}
     for row in rows:
-        if matches(row.when, axes):
+        if fields.matches(row.when, axes):
             result |= {name: text for name, text in row.values.items() if name not in result}
     return result

@@ -7,49 +7,36 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from imagebuild.core.fields import (
-    Arch,
-    Commit,
-    Condition,
-    EnvironmentValue,
-    Form,
-    Line,
-    Model,
-    Name,
-    Platform,
-    Release,
-    Repository,
-    Variable,
-    VersionText,
-    distinct,
-)
+from imagebuild.core import fields
 
 FIELD = re.compile(r"{([^{}]*)}")
 """Pattern of a placeholder in a template: `{name}`."""
-IMAGE = Form("[A-Za-z0-9][A-Za-z0-9._:/{}@-]*", "an image such as debian:13-slim")
-PACKAGE = Form(
+IMAGE = fields.Form("[A-Za-z0-9][A-Za-z0-9._:/{}@-]*", "an image such as debian:13-slim")
+PACKAGE = fields.Form(
     r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?", "a package in lower case: name or name=version"
 )
 PlainPackage = Annotated[str, PACKAGE]
 LabelName = Annotated[
-    str, Form(r"[a-z0-9]+([._-][a-z0-9]+)*", "the name of a label: lower case, with dots, such as com.acme.team")
+    str, fields.Form(r"[a-z0-9]+([._-][a-z0-9]+)*", "the name of a label: lower case, with dots, such as com.acme.team")
 ]
-User = Annotated[str, Form("[a-z0-9_][a-z0-9_-]*(:[a-z0-9_][a-z0-9_-]*)?", "user or user:group, names or numbers")]
-VariantName = Annotated[str, Form("runtime|devel", "runtime or devel")]
-GpuCapability = Annotated[str, Form("[0-9]{2,3}[a-z]?", "a compute capability without its dot, such as 90")]
+User = Annotated[
+    str, fields.Form("[a-z0-9_][a-z0-9_-]*(:[a-z0-9_][a-z0-9_-]*)?", "user or user:group, names or numbers")
+]
+VariantName = Annotated[str, fields.Form("runtime|devel", "runtime or devel")]
+GpuCapability = Annotated[str, fields.Form("[0-9]{2,3}[a-z]?", "a compute capability without its dot, such as 90")]
 Attachment = Literal["sbom", "provenance", "verification", "benchmark", "scan"]
 
 
-class Requirement(Model):
+class Requirement(fields.Model):
     """Checks that must have passed for the image on at least one machine. A skipped check does not count as passed."""
 
-    when: Condition = Field(default_factory=dict)
+    when: fields.Condition = Field(default_factory=dict)
     """Condition on the targets that must fulfil the requirement. The condition may contain axes, `image` and `arch`."""
     checks: Annotated[tuple[str, ...], Field(min_length=1)]
     """Checks as `component/check` or shell patterns. The name of a component stands for all checks of the component."""
 
 
-class Publish(Model):
+class Publish(fields.Model):
     """The conditions for giving an image a tag.
 
     Two conditions always apply: no check failed on any platform, and every check that needs no special hardware passed.
@@ -72,12 +59,12 @@ def _pins(value: Any) -> Any:
     return [{"version": row} if isinstance(row, str) else row for row in rows]
 
 
-class Pin(Model):
+class Pin(fields.Model):
     """A version of a component. If the conditions of several versions hold, the first of these versions applies."""
 
-    when: Condition = Field(default_factory=dict)
-    version: VersionText
-    commit: Commit | None = None
+    when: fields.Condition = Field(default_factory=dict)
+    version: fields.VersionText
+    commit: fields.Commit | None = None
     """Commit of a git source whose version does not have a tag. For a version with a tag, the lock contains the
     commit."""
 
@@ -88,35 +75,35 @@ class Pin(Model):
         return self
 
 
-class Base(Model):
+class Base(fields.Model):
     """A release of a distribution: a value of the axis `os`."""
 
     image: Annotated[str, IMAGE]
     """Official image of the release in a registry, with a tag. The lock contains its digest."""
-    release: Name | None = None
+    release: fields.Name | None = None
     """Code name of the release in the Debian archive. If set, builds can create the base from packages of this archive
     instead of using the official image."""
-    build_on: Release | None = None
+    build_on: fields.Release | None = None
     """Older release on which portable components are compiled, so that the compiled files run on both releases.
     Default: this release."""
 
 
-class GpuArchitecture(Model):
+class GpuArchitecture(fields.Model):
     """A compute capability to compile for."""
 
     gpus: str
     """Names of the GPUs with this compute capability."""
     cuda: str
     """Version specifier of the CUDA toolkits that can compile for this compute capability, such as `>=12.8`."""
-    arch: tuple[Arch, ...] = ("amd64", "arm64")
+    arch: tuple[fields.Arch, ...] = ("amd64", "arm64")
     """CPU architectures of the machines that have such GPUs."""
 
 
-class ExclusionRule(Model):
+class ExclusionRule(fields.Model):
     """A rule that excludes combinations of axes, with the reason."""
 
-    name: Release
-    when: Condition
+    name: fields.Release
+    when: fields.Condition
     reason: str
 
 
@@ -129,7 +116,7 @@ RuleName = Literal[
 """Names of the image checks, in the order in which they run."""
 
 
-class CheckWaiver(Model):
+class CheckWaiver(fields.Model):
     """An accepted finding of an image check. The check does not fail because of this finding."""
 
     rule: RuleName
@@ -137,7 +124,7 @@ class CheckWaiver(Model):
     subject: str
     """What the finding is about: the path or name that `imagebuild verify` prints before the colon, or a shell
     pattern."""
-    when: Condition = Field(default_factory=dict)
+    when: fields.Condition = Field(default_factory=dict)
     """Condition on the targets that the waiver applies to. The condition may contain axes, `arch` and `image`."""
     reason: str
 
@@ -146,41 +133,41 @@ def _alias(value: Any) -> Any:
     return {"tag": value} if isinstance(value, str) else value
 
 
-class Alias(Model):
+class Alias(fields.Model):
     """A tag that `imagebuild publish` moves.
     If several targets have the same alias, the last target in the matrix gets the tag."""
 
     tag: str
     """Template of the tag, with the placeholders of `tags` except `{revision}`. Additional placeholders are
     `{<axis>-major}` and `{<axis>-minor}`: `13` and `13.2` for `13.2.1`."""
-    when: Condition = Field(default_factory=dict)
+    when: fields.Condition = Field(default_factory=dict)
     """Condition on the targets that may get the tag."""
 
 
-class ImagePackages(Model):
+class ImagePackages(fields.Model):
     """Packages of an image in addition to those of its components."""
 
     apt: tuple[PlainPackage, ...] = ()
     """Packages from the distribution: `name` or `name=version`. The signed index of the distribution verifies them."""
 
 
-class Image(Model):
+class Image(fields.Model):
     """An image: its axes, components, platforms and tags."""
 
-    description: Line
+    description: fields.Line
     base: Annotated[str, IMAGE] | None = None
     """Template of the image to start from. Axes are placeholders: `nvidia/cuda:{cuda}-base-{os}`. Default: the image in
     `bases` for the value of the axis `os`."""
-    axes: dict[Name, Annotated[tuple[VersionText, ...], Field(min_length=1)]]
+    axes: dict[fields.Name, Annotated[tuple[fields.VersionText, ...], Field(min_length=1)]]
     """Maps each axis to its values. Each combination of values is a target. The values of `os` are names of `bases`.
     The values of `variant` are `runtime` and `devel`."""
-    platforms: Annotated[tuple[Platform, ...], Field(min_length=1), AfterValidator(distinct)]
-    components: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(distinct)]
+    platforms: Annotated[tuple[fields.Platform, ...], Field(min_length=1), AfterValidator(fields.distinct)]
+    components: Annotated[tuple[fields.Name, ...], Field(min_length=1), AfterValidator(fields.distinct)]
     """Components of the image. Components that one of the listed components requires are added automatically."""
-    build_with: dict[Name, Name] = Field(default_factory=dict)
+    build_with: dict[fields.Name, fields.Name] = Field(default_factory=dict)
     """Maps a name in the `build-requires` of components to the component whose build stage is used for this name.
     Needed, for example, if the image contains no component that provides the name."""
-    build_on: Release | None = None
+    build_on: fields.Release | None = None
     """Release on which portable components are compiled, whatever release the image is based on. Default: the
     `build-on` of each base."""
     tags: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -196,30 +183,32 @@ class Image(Model):
     """Findings of the image checks that are accepted for this image."""
     packages: ImagePackages = ImagePackages()
     """Packages that do not belong to a component."""
-    env: dict[Variable, EnvironmentValue] = Field(default_factory=dict)
+    env: dict[fields.Variable, fields.EnvironmentValue] = Field(default_factory=dict)
     """Environment variables of the image. These values replace the values from components. Lists of folders (`PATH`, …)
     are prepended to the existing list."""
-    labels: dict[LabelName, Line] = Field(default_factory=dict)
+    labels: dict[LabelName, fields.Line] = Field(default_factory=dict)
     """Additional labels, such as `com.acme.team`. These labels replace labels of the same name that imagebuild sets."""
     user: User | None = None
     """User that containers run as. Default: root."""
-    cmd: Annotated[tuple[Line, ...], Field(min_length=1)] = ("bash",)
+    cmd: Annotated[tuple[fields.Line, ...], Field(min_length=1)] = ("bash",)
     """Command of containers, with its arguments."""
     append: str = ""
     """Dockerfile instructions at the end of the image, such as `RUN …`. There is no build context to copy from."""
 
 
-class GitProject(Model):
+class GitProject(fields.Model):
     """A project in a git repository, at a commit."""
 
-    git: Annotated[str, Form(r"([a-z+]+://|/|[A-Za-z0-9_.-]+@)\S+", "the address of a git repository, or a path")]
+    git: Annotated[
+        str, fields.Form(r"([a-z+]+://|/|[A-Za-z0-9_.-]+@)\S+", "the address of a git repository, or a path")
+    ]
     """Address of the git repository."""
-    commit: Commit
+    commit: fields.Commit
     folder: str = "."
     """Folder in the repository that contains the project's `matrix.yaml`."""
 
 
-class Matrix(Model):
+class Matrix(fields.Model):
     """The file `matrix.yaml`."""
 
     extends: str | GitProject | None = None
@@ -227,15 +216,15 @@ class Matrix(Model):
     a commit of a git repository. This project inherits bases, versions, rules, components, profiles and job facts
     (descriptions of fabrics and clusters), but no images. Entries of this project replace inherited entries of the same
     name."""
-    repository: Repository
+    repository: fields.Repository
     """Registry and path of all images, such as `ghcr.io/acme` or `imagebuild`: lower case, without a tag."""
-    bases: dict[Release, Base] = Field(default_factory=dict)
+    bases: dict[fields.Release, Base] = Field(default_factory=dict)
     """Maps each value of the axis `os` to the release that images start from."""
-    versions: dict[Name, Annotated[tuple[Pin, ...], BeforeValidator(_pins)]] = Field(default_factory=dict)
+    versions: dict[fields.Name, Annotated[tuple[Pin, ...], BeforeValidator(_pins)]] = Field(default_factory=dict)
     """Maps each pin (usually the name of a component) to a version, or to rows of versions with conditions on axes."""
     gpu_architectures: dict[GpuCapability, GpuArchitecture] = Field(default_factory=dict)
     """Compute capabilities to compile for, in ascending order."""
-    images: dict[Name, Image]
+    images: dict[fields.Name, Image]
     """Maps the name of each image to its definition. `imagebuild plan` lists the targets."""
     rules: tuple[ExclusionRule, ...] = ()
     """Combinations of axes that are not built. Rules of the extended project also apply, unless a rule here has the

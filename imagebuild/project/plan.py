@@ -160,12 +160,9 @@ def make_plan(project: Project) -> Plan:
     restricted = {n: d.model.redistribution for n, d in project.components.items() if d.model.redistribution}
     provides = {n: d.model.provides for n, d in project.components.items() if d.model.provides}
     return Plan(
-        targets=with_own_aliases(targets),
-        excluded=tuple(excluded),
-        restricted=restricted,
-        provides=provides,
+        targets=with_own_aliases(targets), excluded=tuple(excluded), restricted=restricted, provides=provides,
         gpu_architectures={name: gpu.cuda for name, gpu in matrix.gpu_architectures.items()},
-    )
+    )  # fmt: skip
 
 
 def with_requirements(project: Project, image: str, mistakes: Mistakes) -> tuple[str, ...]:
@@ -277,21 +274,15 @@ def make_target(
         return tag
 
     return Target(
-        id=identity,
-        image=image,
-        axes=axes,
-        platforms=entry.platforms,
-        components=components,
+        id=identity, image=image, axes=axes, platforms=entry.platforms, components=components,
         name=f"{matrix.repository}/{image}:{identity.removeprefix(f'{image}-')}",
-        tags=tuple(
-            filled("tags", i, template, {**values, "revision": REVISION}) for i, template in enumerate(entry.tags)
-        ),
+        tags=tuple(filled("tags", i, tag, {**values, "revision": REVISION}) for i, tag in enumerate(entry.tags)),
         aliases=tuple(
             filled("aliases", i, alias.tag, {**values, **parts})
             for i, alias in enumerate(entry.aliases)
             if matches(alias.when, known)
         ),
-    )
+    )  # fmt: skip
 
 
 def with_own_aliases(targets: Collection[Target]) -> tuple[Target, ...]:
@@ -312,9 +303,6 @@ def staged_tag(digest: str, now: datetime) -> str:
     """Return a tag that protects an image in the staging repository from garbage collection.
     The tag contains the time and the first digits of the digest: `staged-20261121T104500Z-0123456789ab`."""
     return f"staged-{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{digest.removeprefix('sha256:')[:12]}"
-
-
-# Checks of the targets
 
 
 def _check_use(
@@ -382,7 +370,6 @@ def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes
 
 def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
     """Return the targets that fit the selectors: globs of ids, names of images, and `axis=value`.
-
     A target must fit one of the globs or names, and every `axis=value`. Without selectors, return all targets. Raises
     NothingSelected if no target fits, with the reason if a rule excludes the targets, and ConfigError if the options
     `--with` and `--without` make a selected target impossible."""

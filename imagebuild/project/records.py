@@ -7,25 +7,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from imagebuild.core.fields import (
-    Address,
-    AnyPlatform,
-    Digest,
-    ImageName,
-    Line,
-    Model,
-    Name,
-    Platform,
-    Repository,
-    Revision,
-    Sha256,
-    Tag,
-    TargetId,
-    Time,
-)
+from imagebuild.core import fields
 
 
-class Step(Model):
+class Step(fields.Model):
     """A step that BuildKit executed or took from its cache."""
 
     name: str
@@ -37,36 +22,36 @@ class Step(Model):
     error: str | None = None
 
 
-class BuildResult(Model):
+class BuildResult(fields.Model):
     """The result of building a target: the file `result.json`, or `local.json` if it contains an earlier push."""
 
-    target: TargetId
-    digest: Digest | None
+    target: fields.TargetId
+    digest: fields.Digest | None
     """Digest of the built image: the digest of an index or of a manifest."""
-    tags: tuple[ImageName, ...]
-    platforms: tuple[Platform, ...]
+    tags: tuple[fields.ImageName, ...]
+    platforms: tuple[fields.Platform, ...]
     size_bytes: int | None
     """Size of the compressed layers of one platform. None unless the result is in the engine's image store."""
     seconds: Annotated[float, Field(ge=0, le=1e7)]
     steps: tuple[Step, ...]
-    manifests: dict[Platform, Digest] = Field(default_factory=dict)
+    manifests: dict[fields.Platform, fields.Digest] = Field(default_factory=dict)
     """Maps each platform to the digest of its manifest, if the result was pushed or written as an OCI layout."""
-    repository: Repository | None = None
+    repository: fields.Repository | None = None
     """Staging repository, with its registry, to which the image was pushed by digest."""
-    revision: Revision | None = None
+    revision: fields.Revision | None = None
     """Commit of the project, with `-dirty` if files had changed."""
-    dockerfile: Sha256 | None = None
+    dockerfile: fields.Sha256 | None = None
     """sha256 of the Dockerfile."""
-    builder: Line = ""
+    builder: fields.Line = ""
     """Name of the builder, or address of the engine, that built the image."""
-    started: Time | Literal[""] = ""
-    source: Address = ""
+    started: fields.Time | Literal[""] = ""
+    source: fields.Address = ""
     """Address of the project's repository, without credentials."""
-    run: Address = ""
+    run: fields.Address = ""
     """Address of the CI run that built the image."""
-    workflow: Address = ""
+    workflow: fields.Address = ""
     """Address of the workflow of the CI run, with the revision of the workflow."""
-    replaced: dict[Line, Digest | Literal["folder"]] = Field(default_factory=dict)
+    replaced: dict[fields.Line, fields.Digest | Literal["folder"]] = Field(default_factory=dict)
     """Maps each replaced image or build stage of the Dockerfile to the digest of its replacement, or to `folder` if the
     replacement has no digest."""
     rebuilt: date | None = None
@@ -81,17 +66,17 @@ class BuildResult(Model):
         return self
 
 
-class RenderedHashes(Model):
+class RenderedHashes(fields.Model):
     """Hashes of rendered targets: the file of `ci-matrix --rendered`. A job that reads this file renders nothing."""
 
-    targets: dict[TargetId, tuple[Sha256, Sha256]]
+    targets: dict[fields.TargetId, tuple[fields.Sha256, fields.Sha256]]
     """Maps each target to the sha256 of its Dockerfile and to the hash of everything that its image depends on."""
 
 
 Severity = Literal["unknown", "negligible", "low", "medium", "high", "critical"]
 
 
-class Vulnerability(Model):
+class Vulnerability(fields.Model):
     """A vulnerability that a scanner found in a package of an image."""
 
     id: str
@@ -105,18 +90,18 @@ class Vulnerability(Model):
     """Whether the vulnerability fails the policy."""
 
 
-class ScanResult(Model):
+class ScanResult(fields.Model):
     """The result of a scan, as `imagebuild scan --json` writes it."""
 
     image: str
-    digest: Digest
+    digest: fields.Digest
     """Digest of the manifest of one platform."""
-    platform: AnyPlatform
+    platform: fields.AnyPlatform
     scanner: str
     """Name and version of the scanner."""
     database: str
     """Vulnerability database of the scanner, with its date."""
-    started: Time
+    started: fields.Time
     findings: tuple[Vulnerability, ...]
     verdict: Literal["passed", "failed"]
     reason: str = ""
@@ -130,7 +115,7 @@ State = Literal["published", "unchanged", "possible", "refused", "failed"]
 `failed`: a registry failed, or another publisher interfered."""
 
 
-class Published(Model):
+class Published(fields.Model):
     """The result of publishing a target."""
 
     target: str
@@ -139,7 +124,7 @@ class Published(Model):
     """Reasons for the refusal or the failure."""
     digest: str | None = None
     """Digest of the index."""
-    platforms: dict[Platform, str] = Field(default_factory=dict)
+    platforms: dict[fields.Platform, str] = Field(default_factory=dict)
     """Maps each platform to the digest of its image."""
     given: tuple[str, ...] = ()
     """Tags that were created."""
@@ -153,7 +138,7 @@ class Published(Model):
     """Number of images and indexes that were signed."""
 
 
-class PublishResult(Model):
+class PublishResult(fields.Model):
     """The result of publishing several targets."""
 
     targets: tuple[Published, ...]
@@ -169,7 +154,7 @@ class PublishResult(Model):
         return 4 if "failed" in states else 1 if "refused" in states else 0
 
 
-class AttachedFile(Model):
+class AttachedFile(fields.Model):
     """An attachment of an image."""
 
     kind: str
@@ -183,7 +168,7 @@ class AttachedFile(Model):
     requested."""
 
 
-class Scan(Model):
+class Scan(fields.Model):
     """Summary of a scan for vulnerabilities."""
 
     verdict: Literal["passed", "failed"]
@@ -197,7 +182,7 @@ class Scan(Model):
     started: str
 
 
-class Checks(Model):
+class Checks(fields.Model):
     """Summary of the checks of an image."""
 
     passed: int
@@ -214,11 +199,11 @@ class Checks(Model):
     """Checks that failed, as `component/check`."""
 
 
-class PublishedPlatform(Model):
+class PublishedPlatform(fields.Model):
     """The published image for one platform."""
 
-    platform: AnyPlatform
-    digest: Digest
+    platform: fields.AnyPlatform
+    digest: fields.Digest
     size_bytes: int
     """Size of the compressed layers."""
     created: str = ""
@@ -234,12 +219,12 @@ class PublishedPlatform(Model):
     evidence: tuple[AttachedFile, ...] = ()
 
 
-class PublishedImage(Model):
+class PublishedImage(fields.Model):
     """A published image, with its tags."""
 
     target: str
     """Id of the target in the image's labels. Empty for an image that was not built from this matrix."""
-    image: Name
+    image: fields.Name
     description: str = ""
     axes: dict[str, str]
     versions: dict[str, str]
@@ -247,11 +232,11 @@ class PublishedImage(Model):
     stack: dict[str, str] = Field(default_factory=dict)
     """Additional values to choose an image by: `nccl`, such as `2.32.3`, and `mpi`, such as `HPC-X 2.51` or `Open MPI
     5.0.10`."""
-    repository: Repository
-    digest: Digest
-    tags: tuple[Tag, ...]
+    repository: fields.Repository
+    digest: fields.Digest
+    tags: tuple[fields.Tag, ...]
     """Tags that never move."""
-    aliases: tuple[Tag, ...]
+    aliases: tuple[fields.Tag, ...]
     """Tags that may move, and that name the image now."""
     revision: str = ""
     """Commit of the project that the image was built from, as the annotations of the index state."""
@@ -275,7 +260,7 @@ class PublishedImage(Model):
         return next(iter((*self.tags, *self.aliases)), self.digest.removeprefix("sha256:")[:12])
 
 
-class Catalog(Model):
+class Catalog(fields.Model):
     """The catalogue of published images: the file `images.json`."""
 
     repository: str

@@ -37,9 +37,6 @@ from imagebuild.report.document import Report
 INDEX = "index"
 
 
-# Verify
-
-
 Outcome = Literal["passed", "failed", "broken", "missing", "skipped"]
 """The outcome of judging one attachment.
 
@@ -92,7 +89,6 @@ def verify_attachments(
     reference: ImageReference, registry: Registry, required: Collection[str], trust: Signer | None = None
 ) -> AttestResult:
     """Judge every attachment of an image, and return the outcomes. A required kind that is missing is an outcome, too.
-
     `trust` is the signer whose signatures are trusted. If `trust` is None, signatures are not checked, so a forged
     attachment is not detected. A tag is resolved to a digest only once, so all outcomes are about the same image.
     Raises ConfigError if the image does not exist or `required` is not valid, CommandError if the registry fails, and
@@ -133,7 +129,6 @@ def _judge_attached(
     place: Repository, digest: str, members: Mapping[str, str], index: str, trust: Signer | None
 ) -> Iterator[tuple[str, Outcome, str, str | None]]:
     """Yield the kind, outcome, detail and digest of each attachment of a manifest.
-
     `digest` is the digest of the manifest. `members` maps platforms to the digests of the images that an attachment may
     be about: all images if the manifest is an index, otherwise only the image itself."""
     # Only the verdicts are kept, because the attachments together may be larger than the memory.
@@ -165,7 +160,6 @@ def _judge_attached(
 
 def judge_predicate(value: BaseModel, digest: str, platform: str, index: str) -> tuple[Outcome, str]:
     """Return the outcome for a predicate (the content of an attestation), and the details as text.
-
     The outcome is `broken` if the predicate is not about the image of the platform, `failed` if the predicate reports a
     failure, otherwise `passed`. Anybody may have written the predicate. `index` is the digest of the index that lists
     the image. If there is no index, `index` is the digest of the image."""
@@ -194,15 +188,11 @@ def judge_predicate(value: BaseModel, digest: str, platform: str, index: str) ->
     return ("failed", f"{failure}; {summary}") if failure else ("passed", summary)
 
 
-# Add
-
-
 def add_attachment(
     reference: ImageReference, registry: Registry, kind: str, content: bytes, *, file: Path,
     platform: str | None = None, signer: Signer | None = None,
 ) -> tuple[str, ...]:  # fmt: skip
     """Attach a file to each image that the file is about, and return the digests of the new attachments.
-
     If `reference` names an index, the file is also attached to the index. If `signer` is set, the signer signs the
     attachments. Raises ConfigError if `reference` is not a digest or the file is about another image. Raises
     ResultError if the content of the file is not of the kind `kind`."""
@@ -233,7 +223,6 @@ def missing_attachments(
     place: Repository, wanted: Iterable[tuple[Descriptor, Sequence[NewAttachment]]], signer: Signer | None
 ) -> list[tuple[Descriptor, NewAttachment]]:
     """Return the wanted attachments that do not exist yet, each with the image or index that lacks the attachment.
-
     If `signer` is set, an attachment counts as existing only if this signer signed the attachment, because everybody
     who may push can attach files."""
 
@@ -266,7 +255,6 @@ def missing_attachments(
 
 def attach(place: Repository, subject: Descriptor, new: NewAttachment, signer: Signer | None = None) -> str:
     """Attach a predicate (the content of an attestation) to an image or index. Return the digest of the attachment.
-
     If `signer` is set, the signer signs the predicate first. Raises CommandError if the registry or the signer fails.
     """
     name = place.name.rpartition("/")[2]

@@ -7,32 +7,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, partial
-from pathlib import Path
 
 from imagebuild import __version__
 from imagebuild.bench.verification import Surroundings, VerifyResult
-from imagebuild.core import files
 from imagebuild.core.console import markdown_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import full_reference, natural_order
 from imagebuild.core.run import for_each
-from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import CREATED
 from imagebuild.oci.image import PlatformImage, image_of, is_image
 from imagebuild.oci.layout import REFERRERS_TAG, manifests_of
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry, Repository, connect_registry
+from imagebuild.project import records
 from imagebuild.project.plan import REVISION_DIGITS, Plan, axes_of, components_of
 from imagebuild.project.project import Project
-from imagebuild.project.records import (
-    AttachedFile,
-    Catalog,
-    Checks,
-    PublishedImage,
-    PublishedPlatform,
-    Scan,
-    ScanResult,
-)
 from imagebuild.publish.evidence import mismatch, read_attached
 from imagebuild.publish.freshness import Freshness
 from imagebuild.publish.sbom import SpdxDocument
@@ -46,12 +35,6 @@ READ_ERRORS = (CommandError, ConfigError, ResultError, LookupError, TypeError, V
 errors as problems."""
 REVISION = "org.opencontainers.image.revision"
 """Annotation of an index. The value is the git commit from which the images in the index were built."""
-
-
-def read_catalog(path: Path) -> Catalog:
-    """Read an `images.json`, and return the catalogue.
-    Raises ConfigError if the file does not exist, ResultError if the file is not a catalogue."""
-    return read_written(Catalog, files.read_text(path), str(path))
 
 
 @dataclass(frozen=True)
@@ -76,13 +59,12 @@ class CatalogReader:
         judged = self.freshness.images if self.freshness else ()
         return {image.digest: len(image.updates) for image in judged if not image.problem}
 
-    def read(self, now: datetime) -> Catalog:
+    def read(self, now: datetime) -> records.Catalog:
         """Read all published images from the registries, and return the catalogue.
-
         `now` is the time that the catalogue states. Raises ConfigError if a tag in the plan does not name a registry,
         CommandError if a registry cannot be read at all."""
         problems: list[str] = []
-        images: list[PublishedImage] = []
+        images: list[records.PublishedImage] = []
         names = {tag.rpartition(":")[0]: t.image for t in self.plan.targets for tag in (*t.tags, *t.aliases)}
         if bare := [name for name in names if full_reference(name) != name]:
             raise ConfigError(
@@ -96,7 +78,7 @@ class CatalogReader:
             results = for_each(read, _tags_by_digest(place).items(), place.registry, jobs=WORKERS)
             problems += [problem for _, found in results for problem in found]
             images += newest_first(image for image, _ in results if image)
-        return Catalog(
+        return records.Catalog(
             repository=self.project.matrix.model.repository, read=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
             imagebuild=__version__, images=tuple(images), problems=tuple(problems),
             updates_read=self.freshness.read if self.freshness else "",
@@ -105,9 +87,8 @@ class CatalogReader:
 
     def _image(
         self, place: Repository, image: str, tagged: tuple[str, Sequence[str]]
-    ) -> tuple[PublishedImage | None, list[str]]:
+    ) -> tuple[records.PublishedImage | None, list[str]]:
         """Return the catalogue entry of one image, and the problems that occurred while the image was read.
-
         The entry is None if the image cannot be read. `place` is the repository, `image` is the name of the image in
         the matrix, and `tagged` contains the digest of the image and the tags that name this digest."""
         digest, tags = tagged
@@ -124,7 +105,7 @@ class CatalogReader:
             labels = platforms[0].labels  # the images of all platforms belong to the same target
             entry, axes, versions = self.project.matrix.model.images[image], axes_of(labels), components_of(labels)
             unsigned = self.trust.image_problem(parse_reference(name)) if self.trust else ""
-            published = PublishedImage(
+            published = records.PublishedImage(
                 repository=str(place), digest=digest, tags=fixed, revision=revision,
                 aliases=tuple(tag for tag in longest_first if tag not in fixed),
                 created=max(platform.created for platform in platforms), platforms=platforms,
@@ -139,13 +120,15 @@ class CatalogReader:
             return None, [f"{name}: {str(error).removeprefix(f'{name}: ')}"]
         return published, [f"{name}: {problem}" for problem in problems]
 
-    def _platform(self, place: Repository, image: PlatformImage, index: str, problems: list[str]) -> PublishedPlatform:
+    def _platform(
+        self, place: Repository, image: PlatformImage, index: str, problems: list[str]
+    ) -> records.PublishedPlatform:
         labels = {str(name): str(value) for name, value in image.labels.items()}
-        packages, scans, checks = None, list[Scan](), list[Checks]()
-        evidence = list[AttachedFile]()
+        packages, scans, checks = None, list[records.Scan](), list[records.Checks]()
+        evidence = list[records.AttachedFile]()
         for one in read_attached(place, image.digest, self.trust):
             value, item = one.value, one.item
-            file = AttachedFile(kind=item.kind, digest=item.digest, size_bytes=item.size, distrust=one.distrust)
+            file = records.AttachedFile(kind=item.kind, digest=item.digest, size_bytes=item.size, distrust=one.distrust)
             evidence.append(file)
             if problem := one.problem or (value and mismatch(value, image.digest, image.platform, (index,))):
                 problems.append(f"the {item.kind} {item.digest} {problem}")
@@ -153,11 +136,11 @@ class CatalogReader:
             match value:
                 case SpdxDocument():
                     packages = len(value.contents) if packages is None else packages
-                case ScanResult():
+                case records.ScanResult():
                     scans.append(scan_summary(value))
                 case VerifyResult():
                     checks.append(checks_summary(value))
-        return PublishedPlatform(
+        return records.PublishedPlatform(
             platform=image.platform, digest=image.digest, size_bytes=sum(layer.size for layer in image.layers),
             created=labels.get(CREATED) or str(image.config.get("created") or ""),
             labels=labels, packages=packages, updates=self._pending.get(image.digest),
@@ -167,10 +150,10 @@ class CatalogReader:
         )  # fmt: skip
 
 
-def newest_first(images: Iterable[PublishedImage]) -> list[PublishedImage]:
+def newest_first(images: Iterable[records.PublishedImage]) -> list[records.PublishedImage]:
     """Return the images of a repository, the newest first: by creation time, then start of the checks, then tag."""
 
-    def age(image: PublishedImage) -> tuple[str, str]:
+    def age(image: records.PublishedImage) -> tuple[str, str]:
         # Reproducible images of one commit have the same creation time, so the start of their checks decides.
         return image.created, max((c.started for p in image.platforms for c in p.checks), default="")
 
@@ -197,20 +180,20 @@ def stack_of(versions: Mapping[str, str], project: Project) -> dict[str, str]:
     return {name: text for name, text in (("nccl", known.get("nccl", "")), ("mpi", mpi)) if text}
 
 
-def scan_summary(result: ScanResult) -> Scan:
+def scan_summary(result: records.ScanResult) -> records.Scan:
     """Summarise a scan for the catalogue: the verdict, the scanner, and the number of findings of each severity."""
     facts = result.model_dump(include={"verdict", "reason", "scanner", "database", "started"})
     counts = Counter(finding.severity for finding in result.findings)
     waived = sum(finding.waived is not None for finding in result.findings)
-    return Scan(counts=dict(counts), waived=waived, **facts)
+    return records.Scan(counts=dict(counts), waived=waived, **facts)
 
 
-def checks_summary(result: VerifyResult) -> Checks:
+def checks_summary(result: VerifyResult) -> records.Checks:
     """Summarise a verification for the catalogue: the number of checks with each outcome, and the GPU."""
     counts = Counter(check.outcome for check in result.checks)
     place = result.surroundings or Surroundings(runner="")
     runs = [run for check in result.checks if check.results for run in check.results.runs]
-    return Checks(
+    return records.Checks(
         passed=counts["passed"], failed=counts["failed"], skipped=counts["skipped"],
         started=result.started, runner=place.runner, gpus=place.gpus, nodes=place.nodes,
         device=next((name for run in runs for name in run.devices), ""),
@@ -226,7 +209,6 @@ the first and the last value."""
 
 def replace_table(name: str, text: str, table: str) -> str:
     """Return a text in which the table between the two markers is replaced with a new table.
-
     `name` is the name of the file. Raises ConfigError unless the text contains each marker once, `BEGIN` before `END`.
     """
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):

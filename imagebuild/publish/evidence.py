@@ -30,12 +30,9 @@ from imagebuild.report.document import Report
 T_co = TypeVar("T_co", covariant=True)
 
 PREDICATES: Mapping[str, type[BaseModel]] = {
-    "sbom": SpdxDocument,
-    "provenance": Provenance,
-    "verification": VerifyResult,
-    "benchmark": Report,
+    "sbom": SpdxDocument, "provenance": Provenance, "verification": VerifyResult, "benchmark": Report,
     "scan": ScanResult,
-}
+}  # fmt: skip
 """Maps each kind of attachment (a file that is attached to an image in a registry) to the Python type of its
 content."""
 FILES: Mapping[type[BaseModel], frozenset[str]] = {
@@ -69,7 +66,6 @@ class Attached:
 
 def read_attached(place: Repository, digest: str, trust: Signer | None, kind: str | None = None) -> Iterator[Attached]:
     """Yield the attachments of an image, the newest first. Copies of an attachment that counts are left out.
-
     Everybody who may push can attach files, so only attachments that `trust` signed count. If `trust` is None, all
     attachments count that can be used. Raises CommandError if the registry fails."""
     manifest = place.manifest(digest).content if trust else b""
@@ -110,15 +106,11 @@ def attached_packages(place: Repository, digest: str, trust: Signer | None) -> t
     return ()
 
 
-# The image that a result is about
-
-
 UNNAMED = "an image without a digest"
 
 
 def mismatch(value: BaseModel, digest: str, platform: str, indexes: Collection[str]) -> str:
     """Return the reason why a result is not about an image. Return an empty string if the result is about the image.
-
     `digest` and `platform` identify the image. `indexes` are the digests of the indexes that list the image. If the
     result names such an index, or no digest at all, the platform in the result must be the platform of the image."""
     digests, platforms = about(value)
@@ -194,7 +186,6 @@ def _json_files(folder: Path) -> Iterator[Path]:
 
 def read_evidence(paths: Iterable[Path]) -> Evidence:
     """Read the given JSON files, and all JSON files in the given folders except hidden ones. Return the results.
-
     The files of a build itself (bake file, metadata, OCI layout) are ignored. Raises ConfigError if a path does not
     exist or cannot be read, and NothingSelected if a path contains no result. Raises ResultError for any other file,
     because it could contain a failed check: not valid JSON, incomplete, or not a result of imagebuild."""
@@ -231,9 +222,6 @@ def read_evidence(paths: Iterable[Path]) -> Evidence:
     return Evidence(read, unused)
 
 
-# Attachments
-
-
 @dataclass(frozen=True, order=True)
 class NewAttachment:
     """A predicate (the content of an attestation) that will be attached to an image in a registry."""
@@ -245,7 +233,6 @@ class NewAttachment:
 
 def attachment_of(value: BaseModel, document: object, digest: str, platform: str) -> NewAttachment:
     """Return a result as an attachment for an image.
-
     Private facts, such as the name of the host, are removed from the result. The attachment contains the time of the
     result if the result states a time."""
     created = ""

@@ -14,20 +14,7 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field
 from imagebuild import __version__
 from imagebuild.core.errors import ResultError
 from imagebuild.core.fields import Arch, Platform, full_reference
-from imagebuild.project.lockfile import (
-    Archive,
-    BaseImage,
-    GitRef,
-    Lock,
-    PackageSource,
-    Source,
-    WheelSet,
-    check_pinned,
-    commit_of,
-    digest_of,
-    hash_of,
-    wheels_of,
-)
+from imagebuild.project import lockfile
 from imagebuild.project.records import BuildResult
 from imagebuild.render.recipe import Recipe
 
@@ -53,16 +40,16 @@ class Resource(BaseModel):
 
 
 def _resources(
-    lock: Lock, owner: str, source: Source, platform: Platform, replaced: Mapping[str, str]
+    lock: lockfile.Lock, owner: str, source: lockfile.Source, platform: Platform, replaced: Mapping[str, str]
 ) -> Iterator[Resource]:
     """Yield the resource descriptors for one source of an image. Wheels for other platforms are left out.
-
     `owner` is the name of the component, base or image that uses the source. `replaced` maps each source that the build
     replaced to the digest of the replacement, or to `folder` for a local folder."""
     match source:
-        case BaseImage(reference):
+        case lockfile.BaseImage(reference):
             digest = lock.images[reference].digest
-            uri, instead = f"docker://{full_reference(reference)}@{digest}", replaced.get(digest_of(lock, reference))
+            instead = replaced.get(lockfile.digest_of(lock, reference))
+            uri = f"docker://{full_reference(reference)}@{digest}"
             if instead in (None, digest):
                 yield Resource(name=reference, uri=uri, digest=_digest_set(digest))
             elif instead.startswith("sha256:"):
@@ -70,30 +57,27 @@ def _resources(
                 yield Resource(name=made, uri=f"urn:imagebuild:{made}", digest=_digest_set(instead), annotations=notes)
             else:
                 yield Resource(name=instead, uri=FOLDER_URI + owner, annotations={INSTEAD_OF: uri})
-        case Archive(url=url):
-            yield Resource(name=url.rpartition("/")[2], uri=url, digest={"sha256": hash_of(lock, url)})
-        case GitRef(url, tag, _):
-            commit = commit_of(lock, source)
+        case lockfile.Archive(url=url):
+            yield Resource(name=url.rpartition("/")[2], uri=url, digest={"sha256": lockfile.hash_of(lock, url)})
+        case lockfile.GitRef(url, tag, _):
+            commit = lockfile.commit_of(lock, source)
             uri, notes = f"git+{url}@{commit}", {"tag": tag}
             if (folder := f"{owner}-source") in replaced:
                 yield Resource(name=folder, uri=FOLDER_URI + owner, annotations={INSTEAD_OF: uri, **notes})
             else:
                 name = url.removesuffix(".git").rpartition("/")[2]
                 yield Resource(name=name, uri=uri, digest={"gitCommit": commit}, annotations=notes)
-        case WheelSet():
+        case lockfile.WheelSet():
             arch: Arch = "arm64" if platform == "linux/arm64" else "amd64"
-            for wheel in wheels_of(lock, source):
+            for wheel in lockfile.wheels_of(lock, source):
                 if sha256 := wheel.sha256.get(arch, ""):
                     uri = PackageURL("pypi", None, canonicalize_name(wheel.name), wheel.version).to_string()
                     yield Resource(name=wheel.name, uri=uri, digest={"sha256": sha256})
-        case PackageSource(url, suite, key, _):
+        case lockfile.PackageSource(url, suite, key, _):
             repository = lock.repositories[url]
             notes = {"suite": suite, "key": key, "fingerprint": repository.fingerprint}
             notes |= {f"package:{name}": version for name, version in sorted(repository.packages.items())}
             yield Resource(name=url, uri=url, annotations=notes)
-
-
-# The predicate
 
 
 BUILD_TYPE = "urn:imagebuild:build-type:v1"
@@ -131,10 +115,10 @@ class Provenance(BaseModel):
 
 
 def provenance_of(
-    result: BuildResult, platform: Platform, recipe: Recipe, lock: Lock, dockerfile: str, *, origin: Mapping[str, str]
-) -> dict[str, Any]:
+    result: BuildResult, platform: Platform, recipe: Recipe, lock: lockfile.Lock, dockerfile: str, *,
+    origin: Mapping[str, str],
+) -> dict[str, Any]:  # fmt: skip
     """Return the SLSA provenance of the image of one platform, as a JSON document.
-
     `dockerfile` is the sha256 of the Dockerfile that this checkout renders for the target. `origin` contains the values
     that the signing environment knows itself: `builder`, `source`, `revision`, `run` and `workflow`. The result only
     states times, replaced sources and the name of the builder, because anybody could have written it. Raises
@@ -160,7 +144,7 @@ def provenance_of(
         uri = f"git+{origin['source']}@{revision}" if origin.get("source") else ""
         resources.insert(0, Resource(name=PROJECT, uri=uri, digest={"gitCommit": revision}))
     needed = recipe.sources_for([platform])
-    check_pinned(lock, (owned.source for owned in needed))
+    lockfile.check_pinned(lock, (owned.source for owned in needed))
     sources = (r for s in needed for r in _resources(lock, s.owner, s.source, platform, result.replaced))
     resources += {resource.uri: resource for resource in sources}.values()
     return {

@@ -24,17 +24,8 @@ from imagebuild.oci.registry import Registry, Repository, copy_image
 from imagebuild.project.plan import REVISION, Plan, Target, repository_name, restricted_components, select_targets
 from imagebuild.project.project import Project
 from imagebuild.project.records import BuildResult, Published, PublishResult, RenderedHashes
+from imagebuild.publish import decide
 from imagebuild.publish.attest import attach, missing_attachments, verify_attachments
-from imagebuild.publish.decide import (
-    Choice,
-    PublishRule,
-    choose_image,
-    fill_tags,
-    hashes_of,
-    objections,
-    rules_of,
-    stray_failures,
-)
 from imagebuild.publish.evidence import Evidence, NewAttachment, attachment_of, read_evidence
 from imagebuild.publish.provenance import Provenance, provenance_of
 from imagebuild.publish.signatures import Signer
@@ -69,7 +60,7 @@ class Planned(NamedTuple):
 
     project: Project
     recipe: Recipe
-    rules: tuple[PublishRule, ...]
+    rules: tuple[decide.PublishRule, ...]
     dockerfile: str
     """sha256 of the Dockerfile."""
     key: str
@@ -113,7 +104,6 @@ def digest_at(name: ImageReference, connect: Connect) -> str | None:
 
 def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, connect: Connect) -> PublishResult:
     """Publish targets, and return the outcome of each target.
-
     A target that is refused or fails does not stop the other targets. If the request or a result file is wrong, raises
     ConfigError, NothingSelected or ResultError before anything is published. Raises CommandError if the signing key
     cannot be read."""
@@ -127,15 +117,13 @@ def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, con
         raise NothingSelected(
             f"--results {folders}: contains no result.json of a target in the plan; run `imagebuild build` first"
         )
-    hashes = (request.rendered or hashes_of(renderer, targets)).targets
+    hashes = (request.rendered or decide.hashes_of(renderer, targets)).targets
     if unknown := [target.id for target in targets if target.id not in hashes]:
         raise ConfigError(f"--rendered: contains no hashes of {unknown[0]}, which was not planned; remove its results")
-    planned = [
-        Planned(renderer.project, renderer.recipe(target), rules_of(renderer.project, target), *hashes[target.id])
-        for target in targets
-    ]
+    project = renderer.project
+    planned = [Planned(project, renderer.recipe(t), decide.rules_of(project, t), *hashes[t.id]) for t in targets]
     names = [name.replace(REVISION, "0") for target in targets for name in (*target.tags, *target.aliases)]
-    names += [repository_name(renderer.project, target.image) for target in targets]
+    names += [repository_name(project, target.image) for target in targets]
     registries = [connect(host) for host in sorted({parse_reference(name).host for name in names})]
 
     def publish(planned: Planned) -> Published:
@@ -162,19 +150,15 @@ def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, con
     return PublishResult(targets=tuple(done), unused=tuple(evidence.unused), notes=tuple(notes))
 
 
-# Check everything, and change nothing
-
-
 def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, connect: Connect) -> Draft | Published:
     """Check whether a target may be published, without changing anything in a registry.
-
     If the target may be published, return a Draft: the images, attachments and tags to publish. Otherwise, return a
     Published with the state `refused` and every reason. Raises CommandError if a registry fails."""
     target, policy = planned.recipe.target, planned.project.matrix.model.publish
     staging = repository_name(planned.project, target.image)
-    chosen = [choose_image(target, platform, evidence, staging) for platform in target.platforms]
+    chosen = [decide.choose_image(target, platform, evidence, staging) for platform in target.platforms]
     builds = [build.value for choice in chosen for build in choice.builds]
-    names, untaggable = fill_tags(target.tags, builds, request.origin.get("revision", ""))
+    names, untaggable = decide.fill_tags(target.tags, builds, request.origin.get("revision", ""))
     choices = [_with_image(choice, staging, (*names, *target.aliases), connect) for choice in chosen]
     images = tuple(choice.image for choice in choices if choice.image)
     index = make_index(images, request.origin, planned.key) if len(images) == len(choices) else None
@@ -184,7 +168,7 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
     for choice in choices:
         own = evidence.of_image(choice.digest, choice.platform, choice.indexes | ({index.digest} if index else set()))
         judged |= {file.path for file in own.files}
-        against = objections(target, choice, own, policy, planned.rules)
+        against = decide.objections(target, choice, own, policy, planned.rules)
         if choice.image:
             of_image = (choice.digest, choice.platform)
             attachments = sorted({attachment_of(file.value, file.document, *of_image) for file in own.files})
@@ -201,7 +185,7 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
             wanted.append((choice.image.descriptor, attachments))
         reasons += [f"{choice.platform}: {reason}" for reason in against]
     digests = {choice.digest for choice in choices}.union(*(choice.indexes for choice in choices))
-    reasons += stray_failures(target, evidence, judged, digests | ({index.digest} if index else set()))
+    reasons += decide.stray_failures(target, evidence, judged, digests | ({index.digest} if index else set()))
 
     current: dict[ImageReference, str | None] = {}
     if index and not reasons:
@@ -223,9 +207,8 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
     return Draft(target, images, index, current, wanted)
 
 
-def _with_image(choice: Choice, staging: str, published: Sequence[str], connect: Connect) -> Choice:
+def _with_image(choice: decide.Choice, staging: str, published: Sequence[str], connect: Connect) -> decide.Choice:
     """Read the chosen image from the registry, and return the choice with the image, or with a reason.
-
     The digest that a build states must name, in the staging repository, exactly the manifests that the build states. If
     the build was deleted there, the image is read through one of the tags `published`, whose index must list it."""
     if not choice.digest:
@@ -252,7 +235,6 @@ def _with_image(choice: Choice, staging: str, published: Sequence[str], connect:
 
 def listed_images(top: Manifest, platform: str) -> list[tuple[str, str]]:
     """Return the platform and the digest of each entry of an index that an engine could run: all but attestations.
-
     For the manifest of a single image, return `platform` and its digest. Raises ResultError if the document is neither
     an index nor a manifest, or could be read as both."""
     try:
@@ -269,9 +251,8 @@ def listed_images(top: Manifest, platform: str) -> list[tuple[str, str]]:
 ATTEMPT = re.compile(r"/attempts/\d+$")
 
 
-def _provenance(choice: Choice, planned: Planned, request: PublishRequest) -> NewAttachment:
+def _provenance(choice: decide.Choice, planned: Planned, request: PublishRequest) -> NewAttachment:
     """Return the provenance of an image as an attachment, made from the build result of the image.
-
     Raises ResultError if the image was built from another Dockerfile than this checkout renders. Raises ConfigError if
     the image was built by another CI run than the run that signs without a key, or if a source was a folder on the
     build machine."""
@@ -302,7 +283,6 @@ INDEX_LABELS = ("org.opencontainers.image.", "imagebuild.")
 
 def make_index(images: Sequence[PlatformImage], origin: Mapping[str, str], key: str) -> Manifest:
     """Return the index that lists the images of all platforms.
-
     The index has these annotations: the labels that all images share, the source repository and the commit in `origin`,
     the creation date of the images, and `key`, the hash of everything that the images depend on. The commit is
     not a label of the images, because each commit would then change the images. The creation date is the date of the
@@ -321,16 +301,12 @@ KEY = "imagebuild.key"
 """Annotation of an index. The value is the hash from `key_of_target` at the time of publishing."""
 
 
-# Compare targets with published images
-
-
 def unpublished_targets(renderer: Renderer, targets: Sequence[Target], connect: Connect) -> list[Target]:
     """Return the targets whose published image is missing or not up to date.
-
     The image of a target is up to date if every alias of the target names an index with all platforms of the target and
     with the hash that `hashes_of` returns now. A target without an alias is never up to date. Raises CommandError
     if a registry fails, ConfigError if a template or a script cannot be read."""
-    hashes = hashes_of(renderer, targets).targets
+    hashes = decide.hashes_of(renderer, targets).targets
 
     def is_published(target: Target) -> bool:
         for name in map(parse_reference, target.aliases):
@@ -346,12 +322,8 @@ def unpublished_targets(renderer: Renderer, targets: Sequence[Target], connect: 
     return [target for target, done in zip(targets, published, strict=True) if not done]
 
 
-# Publish
-
-
 def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Published:
     """Store images, attachments and signatures in every repository, then push the tags. Return the outcome.
-
     Raises CommandError if a registry or the signer fails before the first tag is pushed. If pushing a tag fails, or
     another publisher moves a tag, the outcome is `failed` and lists the tags that were pushed before. No tag ever names
     an incomplete image. If `request.dry_run` is true, nothing is changed."""
@@ -446,7 +418,6 @@ def _tag(name: ImageReference, draft: Draft, connect: Connect) -> None:
 
 def _check_is_ours(name: ImageReference, expected: tuple[str | None, ...], found: str | None) -> None:
     """Raise CommandError unless `found`, the digest that a tag names now, is one of the expected digests.
-
     The first expected digest is the digest of the index that this publisher pushes. If `found` is None, the tag does
     not exist."""
     if found not in expected:
@@ -455,9 +426,6 @@ def _check_is_ours(name: ImageReference, expected: tuple[str | None, ...], found
             f"{name}: another publisher {happened} while this publisher moved the tag to {expected[0]}; "
             "decide which digest is right, and let only one publisher run at a time"
         )
-
-
-# Print
 
 
 _MARKS = {

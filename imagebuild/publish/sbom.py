@@ -37,7 +37,6 @@ LICENSE_REF = re.compile(r"LicenseRef-[A-Za-z0-9.-]+")
 
 def make_sbom(image: PlatformImage, components: Mapping[str, Component]) -> Document:
     """Run syft on an image, and return the SPDX document of the image.
-
     Equal images and components give equal documents. Raises CommandError if syft is missing or fails, and ResultError
     if the output of syft is not JSON or the creation time of the image cannot be read."""
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as name:
@@ -47,7 +46,6 @@ def make_sbom(image: PlatformImage, components: Mapping[str, Component]) -> Docu
 
 def run_syft(layout: Path, folder: Path, run: RunProgram = run_program, program: str | None = None) -> Document:
     """Run syft on the only image in an OCI layout, and return the SPDX document that syft writes.
-
     syft uses no network. `folder` is for temporary files of syft. `program` is the path of syft. Default: the path that
     `syft_program` finds. Raises CommandError if syft is missing or fails, ResultError if the output of syft is not
     JSON."""
@@ -71,12 +69,8 @@ def run_syft(layout: Path, folder: Path, run: RunProgram = run_program, program:
     return document
 
 
-# The document
-
-
 def complete_document(syft: Document, image: PlatformImage, components: Mapping[str, Component]) -> Document:
     """Return the SPDX document of an image: the document that syft wrote, plus the components in the image.
-
     The order of the entries is fixed. Each component in the labels of the image becomes a package. `components`
     provides the licences and homepages of the components. The namespace of the document depends only on the content.
     Raises ResultError if the creation time of the image cannot be read."""
@@ -155,9 +149,6 @@ def _licenses(component: Component) -> dict[str, dict[str, str]]:
     text = f"The text is {f'in the image: {files}' if files else f'at {component.homepage}'}"
     found = LICENSE_REF.findall(component.license)
     return {name: {"licenseId": name, "name": name, "extractedText": text} for name in found}
-
-
-# Reading
 
 
 class SpdxPackage(BaseModel):

@@ -47,7 +47,6 @@ class ScanReport:
 
 def load_report(file: Path) -> ScanReport:
     """Read the report of a vulnerability scanner: a SARIF 2.1.0 file, or the output of `debsecan --format detail`.
-
     Raises ConfigError if the file does not exist. Raises ResultError if the file is not such a report, or does not show
     that the scan finished."""
     text = files.read_text(file)
@@ -151,14 +150,9 @@ def _is_of_distribution(result: Mapping[str, Any], rule: Mapping[str, Any]) -> b
 _NOT_VULNERABILITIES = frozenset({"license", "misconfiguration", "secret"})
 """Tags of SARIF rules for results that are not vulnerabilities. Trivy reports such results, too."""
 _LABELS = {
-    "vulnerability": "id",
-    "severity": "severity",
-    "package": "package",
-    "installed version": "version",
-    "version": "version",
-    "fixed version": "fixed",
-    "fix version": "fixed",
-}
+    "vulnerability": "id", "severity": "severity", "package": "package", "installed version": "version",
+    "version": "version", "fixed version": "fixed", "fix version": "fixed",
+}  # fmt: skip
 _LINE = re.compile(
     rf"^[ \t]*(?:(vulnerability)[ \t]+:?|({'|'.join(_LABELS)})[ \t]*:)[ \t]*(.*?)[ \t]*$", re.IGNORECASE | re.MULTILINE
 )
@@ -230,7 +224,6 @@ def _version_by_location(result: Mapping[str, Any], package: str) -> dict[str, s
 
 def _digests(run: Mapping[str, Any]) -> Iterator[str]:
     """Yield each digest `sha256:…` by which a SARIF run names the image.
-
     Trivy lists the digests in a property of the run. grype names the image in each message. Snyk names the image in
     each location, with `_` instead of `:`. The field `fullyQualifiedName` is not read, because it contains the digest
     of a layer."""
@@ -259,9 +252,6 @@ def _rating(score: object) -> Severity:
 
 def _severity(word: object) -> Severity:
     return next((severity for severity in SEVERITIES if severity == str(word).lower()), "unknown")
-
-
-# debsecan
 
 
 _SCANNED = re.compile(r"# debsecan --suite=[a-z]+: [1-9]\d* packages(?:\n|$)")

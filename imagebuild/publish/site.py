@@ -30,17 +30,12 @@ def catalog_page(catalog: Catalog) -> str:
     """Return the HTML page of a catalogue. Equal catalogues give equal pages."""
     repositories = dict.fromkeys(image.repository for image in catalog.images)
     return render_page(
-        "catalog.html.j2",
-        package="imagebuild.publish",
+        "catalog.html.j2", package="imagebuild.publish",
         program=template_text("imagebuild.publish", "picker.js") if catalog.images else "",
-        data={repository: pull_commands(repository) for repository in repositories},
-        catalog=catalog,
-        columns=columns_of(catalog.images),
-        checks_badge=checks_badge,
-        day=format_day,
-        scan_badge=scan_badge,
+        data={repository: pull_commands(repository) for repository in repositories}, catalog=catalog,
+        columns=columns_of(catalog.images), checks_badge=checks_badge, day=format_day, scan_badge=scan_badge,
         summary_badges=summary_badges,
-    )
+    )  # fmt: skip
 
 
 TITLES = {"cuda": "CUDA", "os": "OS", "nccl": "NCCL", "mpi": "MPI", "variant": "Variant"}
@@ -56,7 +51,6 @@ def columns_of(images: Sequence[PublishedImage]) -> dict[str, str]:
 
 def pull_commands(repository: str) -> dict[str, str]:
     """Return a mapping from titles, such as `Docker`, to commands that pull or run an image.
-
     `repository` includes the registry. In the commands, `{ref}` stands for `:tag` or `@sha256:…`, and `{enroot}` stands
     for `:tag` or `:sha256:…`, because enroot 3 and 4.0 accept a digest only after a colon."""
     enroot, name = enroot_reference(repository), repository.rpartition("/")[2]
@@ -71,12 +65,8 @@ def pull_commands(repository: str) -> dict[str, str]:
     }
 
 
-# Verdicts and numbers as text
-
-
 def checks_badge(runs: Sequence[Checks]) -> Badge:
     """Return the badge for all verifications of one platform's image.
-
     If a check failed, the badge gives the number of failures in all verifications. Otherwise, the badge gives the
     largest number of passed checks and the largest number of GPUs in one verification."""
     if not runs:

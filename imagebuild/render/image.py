@@ -15,9 +15,6 @@ FOLDER_LISTS = ("CPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PATH", "PKG_CONFIG_
 """Variables that are lists of folders. Components prepend to them instead of setting them."""
 
 
-# Packages
-
-
 def package_arguments(recipe: Recipe) -> list[str]:
     """Return the packages to install, as arguments of apt-get."""
     exact, others = set[str](), {*recipe.image.packages.apt}
@@ -34,7 +31,6 @@ def package_arguments(recipe: Recipe) -> list[str]:
 
 def exact_packages(component: str, pinned: PinnedPackages) -> list[str]:
     """Return a component's packages from a signed repository, each with a version.
-
     A version that the component does not state is from the lock. Architectures that the lock does not contain are
     ignored, because no image is built for them. Raises ConfigError if the lock has different versions for two
     architectures, because both architectures share one Dockerfile."""
@@ -56,9 +52,6 @@ def package_repository(component: str, pinned: PinnedPackages) -> dict[str, Any]
     first = next(iter(pinned.repositories.values()))
     result = {"name": first.name, "suite": first.suite, "keys": pinned.keys, "urls": pinned.urls, "stage": component}
     return result if first.configured else {**result, "packages": exact_packages(component, pinned)}
-
-
-# Environment
 
 
 def image_environment(recipe: Recipe, matrix: YamlFile[Matrix]) -> dict[str, str]:
@@ -142,28 +135,22 @@ def _archive_environment(recipe: Recipe, part: Part) -> dict[str, str]:
     return found
 
 
-# Labels
-
-
 def image_labels(recipe: Recipe) -> dict[str, str]:
     """Return the labels of the image.
-
     The digest of the base is left out if builds may create the base from packages of the distribution, because such
     builds do not use the official image."""
     target = recipe.target
     base_name, _, base_digest = recipe.base.partition("@")
+    licenses = {f"({part.component.license})" for part in recipe.components}
     result = {
         "org.opencontainers.image.title": target.image,
         "org.opencontainers.image.description": recipe.image.description,
         "org.opencontainers.image.version": target.name.rpartition(":")[2],
         "org.opencontainers.image.base.name": base_name,
         "org.opencontainers.image.base.digest": "" if recipe.is_bootstrapped else base_digest,
-        "org.opencontainers.image.licenses": " AND ".join(
-            sorted({f"({part.component.license})" for part in recipe.components})
-        ),
-        "imagebuild.target": target.id,
-        "imagebuild.lock": recipe.lock_hash,
-    }
+        "org.opencontainers.image.licenses": " AND ".join(sorted(licenses)),
+        "imagebuild.target": target.id, "imagebuild.lock": recipe.lock_hash,
+    }  # fmt: skip
     result |= {f"imagebuild.axis.{axis}": value for axis, value in target.axes.items()}
     result |= {f"imagebuild.component.{name}": version for name, version in target.components.items()}
     for part in recipe.components:

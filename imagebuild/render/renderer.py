@@ -56,7 +56,6 @@ class Renderer:
 
     def dockerfile(self, target: Target, options: Sequence[str] = ()) -> Dockerfile:
         """Render the self-contained Dockerfile of a target.
-
         `options` are added to the `imagebuild render` command in the comment at the top. A source without a pin is
         rendered as `unresolved`, which no builder accepts. Raises ConfigError if a template is wrong."""
         recipe = self.recipe(target)
@@ -71,14 +70,9 @@ class Renderer:
             place = ("images", target.image, "append")
             check_appended(image.append, f"{self.project.matrix.at(*place)}: {dotted_key(place)}")
         text = self._templates.render(
-            "Dockerfile.j2",
-            target=target.model_dump(mode="json"),
-            imagebuild=__version__,
-            command=" ".join(shlex.join(words).split()),
-            description=image.description,
-            lock_hash=recipe.lock_hash,
-            base=recipe.base,
-            stages=[self.stage(target, stage).strip() for stage in recipe.stages],
+            "Dockerfile.j2", target=target.model_dump(mode="json"), imagebuild=__version__,
+            command=" ".join(shlex.join(words).split()), description=image.description, lock_hash=recipe.lock_hash,
+            base=recipe.base, stages=[self.stage(target, stage).strip() for stage in recipe.stages],
             packages=package_arguments(recipe),
             repositories=[
                 package_repository(part.name, part.repository)
@@ -89,18 +83,13 @@ class Renderer:
             after_install="".join(part.component.packages.after_install for part in components),
             libraries=library_folders(recipe),
             copied=[part.name for part in components if part.stage and not part.component.stage_only],
-            installs=installs,
-            env=image_environment(recipe, self.project.matrix),
-            labels=image_labels(recipe),
-            user=image.user,
-            cmd=json.dumps(image.cmd),
-            append=image.append.strip(),
-        )
+            installs=installs, env=image_environment(recipe, self.project.matrix), labels=image_labels(recipe),
+            user=image.user, cmd=json.dumps(image.cmd), append=image.append.strip(),
+        )  # fmt: skip
         return Dockerfile(text)
 
     def key(self, target: Target) -> str:
         """Return the digest of everything that an image depends on: Dockerfile, date of the lock, checks.
-
         Comments in a Dockerfile do not change the digest. Raises ConfigError if a script or a template cannot be read.
         """
         image, axes = self.project.matrix.model.images[target.image], axis_facts(target.axes)

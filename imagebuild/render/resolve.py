@@ -11,21 +11,8 @@ from itertools import chain
 
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import ARCHS, CPUS, Arch, axis_facts, satisfies
+from imagebuild.project import lockfile
 from imagebuild.project.component import Component, Repository, first_values
-from imagebuild.project.lockfile import (
-    UNRESOLVED,
-    Archive,
-    BaseImage,
-    GitRef,
-    LockedArchive,
-    PackageSource,
-    WheelSet,
-    commit_of,
-    digest_of,
-    hash_of,
-    pinned_text,
-    wheels_of,
-)
 from imagebuild.project.matrix import FIELD, Image, Pin
 from imagebuild.project.plan import Target
 from imagebuild.project.project import Project
@@ -42,7 +29,6 @@ VERSION = "{version}"
 @dataclass(frozen=True, eq=False)
 class SharedParts:
     """Parts and build stages that several recipes of a project share.
-
     A part is everything that a component contributes to a target. The keys are the inputs: targets with equal inputs
     share a part or a build stage."""
 
@@ -75,7 +61,6 @@ class SharedParts:
 
 def resolve_recipe(project: Project, target: Target, shared: SharedParts | None = None) -> Recipe:
     """Return the recipe of a target: everything that its Dockerfile is made from.
-
     To save time, pass the same `shared` for all targets of a project. Raises ConfigError if files contradict each
     other."""
     matrix, lock = project.matrix.model, project.lock
@@ -87,27 +72,21 @@ def resolve_recipe(project: Project, target: Target, shared: SharedParts | None 
     reference = _base_reference(chosen)
     locked = lock.images.get(reference)
     facts = any(chosen.component(name).env_of_base for name in target.components)
-    base = OwnedSource(target.image if image.base else target.axes["os"], BaseImage(reference, facts))
+    base = OwnedSource(target.image if image.base else target.axes["os"], lockfile.BaseImage(reference, facts))
     sources = (base, *chain.from_iterable(part.sources for part in parts.values()))
     versions = (f"{name} {part.version}" for name, part in parts.items())
-    pins = (pinned_text(lock, source) for source in dict.fromkeys(owned.source for owned in sources))
+    pins = (lockfile.pinned_text(lock, source) for source in dict.fromkeys(owned.source for owned in sources))
     return Recipe(
-        target=target,
-        image=image,
-        base=digest_of(lock, reference),
+        target=target, image=image, base=lockfile.digest_of(lock, reference),
         is_bootstrapped=any(entry.release and entry.image == reference for entry in matrix.bases.values()),
-        base_facts=(locked and locked.facts) or {},
-        parts=parts,
-        stages=stages,
+        base_facts=(locked and locked.facts) or {}, parts=parts, stages=stages,
         toolkit=next((stage.toolkit for stage in stages if stage.toolkit), target.axes.get("cuda", "0")),
-        sources=sources,
-        lock_hash=hashlib.sha256("\n".join((*versions, *pins)).encode()).hexdigest()[:12],
-    )
+        sources=sources, lock_hash=hashlib.sha256("\n".join((*versions, *pins)).encode()).hexdigest()[:12],
+    )  # fmt: skip
 
 
 def gpu_capabilities(project: Project, target: Target, toolkit: str) -> dict[str, tuple[str, ...]]:
     """Map each CPU architecture to the compute capabilities that a CUDA toolkit can compile for.
-
     `toolkit` is the version of the CUDA toolkit. Only compute capabilities in `gpu-architectures` of the matrix are
     considered; with an axis `gpu`, only its value. Raises ConfigError if no compute capability is left for an
     architecture of the target."""
@@ -232,13 +211,8 @@ def _new_part(chosen: _Chosen, name: str, stage: BuildStage | None) -> Part:
     repository = _pinned_packages(chosen, name, every=devel, stage=False) if in_image else None
     signed = [packages for packages in (repository, stage and stage.packages) if packages]
     return Part(
-        name=name,
-        file=chosen.project.components[name],
-        version=chosen.version(name),
-        pin=chosen.pin(name),
-        stage=stage,
-        packages=_packages(chosen, name, every=devel) if in_image else (),
-        repository=repository,
+        name=name, file=chosen.project.components[name], version=chosen.version(name), pin=chosen.pin(name),
+        stage=stage, packages=_packages(chosen, name, every=devel) if in_image else (), repository=repository,
         versioned=tuple(_versioned(chosen, name, repository, every=bool(stage) or devel)) if repository else (),
         env=_env(chosen, name) if in_image else {},
         labels=_labels(chosen, name, stage) if in_image and chosen.component(name).labels else {},
@@ -246,7 +220,7 @@ def _new_part(chosen: _Chosen, name: str, stage: BuildStage | None) -> Part:
             *(stage.sources if stage else ()),
             *(OwnedSource(name, p.source(arch, p.packages), arch) for arch in archs_of(chosen.target) for p in signed),
         ),
-    )
+    )  # fmt: skip
 
 
 def _stage(chosen: _Chosen, name: str) -> BuildStage:
@@ -263,52 +237,47 @@ def _stage(chosen: _Chosen, name: str) -> BuildStage:
             archives[arch] = _fill(chosen, name, component.archive, known, "archive")
     entries = {arch: lock.archives.get(url) for arch, url in archives.items()}
     git, wheels = _git(chosen, name), _wheels(chosen, name)
-    owned = [OwnedSource(release, BaseImage(base))]
-    owned += [OwnedSource(name, BaseImage(reference)) for reference in images.values()]
-    owned += [OwnedSource(name, Archive(name, url, component.unpacked), arch) for arch, url in archives.items()]
+    owned = [OwnedSource(release, lockfile.BaseImage(base))]
+    owned += [OwnedSource(name, lockfile.BaseImage(reference)) for reference in images.values()]
+    unpacked = component.unpacked
+    owned += [OwnedSource(name, lockfile.Archive(name, url, unpacked), arch) for arch, url in archives.items()]
     owned += [OwnedSource(name, source) for source in (git, wheels) if source]
     return BuildStage(
-        name=name,
-        component=component,
+        name=name, component=component,
         values={
-            "name": name,
-            "version": version,
-            "base": digest_of(lock, base),
-            "os": release,
-            "git": component.git,
-            "commit": commit_of(lock, git) if git else None,
-            "archives": {arch: {"url": url, "sha256": hash_of(lock, url)} for arch, url in archives.items()},
-            "images": {label: digest_of(lock, reference) for label, reference in images.items()},
-            "wheels": [wheel.model_dump() for wheel in wheels_of(lock, wheels)] if wheels else [],
+            "name": name, "version": version, "os": release, "base": lockfile.digest_of(lock, base),
+            "git": component.git, "commit": lockfile.commit_of(lock, git) if git else None,
+            "archives": {arch: {"url": url, "sha256": lockfile.hash_of(lock, url)} for arch, url in archives.items()},
+            "images": {label: lockfile.digest_of(lock, reference) for label, reference in images.items()},
+            "wheels": [wheel.model_dump() for wheel in lockfile.wheels_of(lock, wheels)] if wheels else [],
             "key": {entry.replace("-", "_"): value for entry, value in _key(chosen, name).items()},
             "facts": {fact.replace("-", "_"): value for fact, value in facts.items()},
             "stage": chosen.build_providers(name),
         },
         tag=git.tag if git and not git.commit else "",
         toolkit=facts.get("toolkit", version) if "gpu" in component.key else "",
-        archive_facts={a: e.facts for a, e in entries.items() if isinstance(e, LockedArchive) and e.facts},
-        packages=_stage_packages(chosen, name),
-        sources=tuple(owned),
-    )
+        archive_facts={a: e.facts for a, e in entries.items() if isinstance(e, lockfile.LockedArchive) and e.facts},
+        packages=_stage_packages(chosen, name), sources=tuple(owned),
+    )  # fmt: skip
 
 
-def _git(chosen: _Chosen, name: str) -> GitRef | None:
+def _git(chosen: _Chosen, name: str) -> lockfile.GitRef | None:
     """Return the git source of a component. Return None if the component has no git source in this target."""
     component, pin = chosen.component(name), chosen.pin(name)
     if not component.git or pin is None:
         return None
     tag = _fill(chosen, name, component.tag, {"version": pin.version.partition("+")[0]}, "tag")
-    return GitRef(component.git, tag, pin.commit)
+    return lockfile.GitRef(component.git, tag, pin.commit)
 
 
-def _wheels(chosen: _Chosen, name: str) -> WheelSet | None:
+def _wheels(chosen: _Chosen, name: str) -> lockfile.WheelSet | None:
     """Return the wheels of a component. Return None if the component has no wheels."""
     owner, version = chosen.component(name).wheels_from or name, chosen.version(name)
     if not chosen.component(owner).wheels:
         return None
     values = _with_facts(chosen, owner, {"version": version}, {"version": version})
     wanted = tuple(_fill(chosen, owner, text, values, "wheels") for text in chosen.component(owner).wheels)
-    return WheelSet(owner, version, wanted)
+    return lockfile.WheelSet(owner, version, wanted)
 
 
 def _packages(chosen: _Chosen, name: str, *, every: bool) -> tuple[str, ...]:
@@ -323,14 +292,13 @@ def _stage_packages(chosen: _Chosen, name: str) -> PinnedPackages | None:
     """Return the packages of a component for its build stage. The keys are also those of the image's release, because
     the image gets its keyring from the stage."""
     own, image = (_pinned_packages(chosen, name, every=True, stage=stage) for stage in (True, False))
-    if not own or not image or UNRESOLVED in {**own.keys, **image.keys}:
+    if not own or not image or lockfile.UNRESOLVED in {**own.keys, **image.keys}:
         return own
     return replace(own, keys={**own.keys, **{key: url for key, url in image.keys.items() if key not in own.keys}})
 
 
 def _pinned_packages(chosen: _Chosen, name: str, *, every: bool, stage: bool) -> PinnedPackages | None:
     """Return the packages of a component, with their signed repository.
-
     Return None if the packages come from the distribution's own archive. `every`: include the packages of all variants.
     `stage`: use the release that the stage is built on instead of the image's release."""
     owner = chosen.component(name).packages_from or name
@@ -352,14 +320,14 @@ def _pinned_packages(chosen: _Chosen, name: str, *, every: bool, stage: bool) ->
     return PinnedPackages(
         repositories=by_arch,
         packages=packages,
-        keys=keys or {UNRESOLVED: next(iter(by_arch.values())).key},
+        keys=keys or {lockfile.UNRESOLVED: next(iter(by_arch.values())).key},
         versions={p: {entry.packages[p] for entry in locked if p in entry.packages} for p in packages},
     )
 
 
 def _versioned(
     chosen: _Chosen, name: str, repository: PinnedPackages, *, every: bool
-) -> Iterator[tuple[PackageSource, str]]:
+) -> Iterator[tuple[lockfile.PackageSource, str]]:
     """Yield each package whose version contains the component's version: its repository, and a template.
     The template is the version of the package with the placeholder `{version}`, such as `{version}-1`."""
     packages = chosen.component(name).packages
@@ -385,9 +353,6 @@ def _labels(chosen: _Chosen, name: str, stage: BuildStage | None) -> dict[str, s
     plugin = next((facts.plugins[0][1] for facts in archives if facts.plugins), "")
     values = {**_values(chosen, name), "plugin": plugin}
     return {label: _fill(chosen, name, text, values, "labels") for label, text in chosen.component(name).labels.items()}
-
-
-# Templates of component.yaml
 
 
 def _key(chosen: _Chosen, name: str) -> dict[str, str]:
@@ -416,7 +381,6 @@ def _values(chosen: _Chosen, name: str, arch: Arch | None = None, *, stage: bool
 
 def _with_facts(chosen: _Chosen, name: str, values: dict[str, str], known: Mapping[str, str]) -> dict[str, str]:
     """Add the `facts` of a component (values for templates) to `values`, and return `values`.
-
     For each name, the first row that sets the name and whose condition holds for `known` is used. Existing values are
     kept."""
     for fact, text in first_values(chosen.component(name).facts, known).items():

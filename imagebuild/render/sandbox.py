@@ -40,13 +40,9 @@ def send(line: Mapping[str, object]) -> None:
 @cache
 def make_environment() -> jinja2.Environment:
     environment = jinja2.sandbox.SandboxedEnvironment(
-        loader=jinja2.FunctionLoader(lambda name: (*text_of("template", name), None)),
-        undefined=jinja2.StrictUndefined,
-        auto_reload=False,
-        autoescape=False,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+        loader=jinja2.FunctionLoader(lambda name: (*text_of("template", name), None)), undefined=jinja2.StrictUndefined,
+        auto_reload=False, autoescape=False, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
     for name in WITH_METHODS:
         del environment.globals[name]
     del environment.filters["pprint"]

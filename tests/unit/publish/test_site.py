@@ -13,8 +13,8 @@ import pytest
 from pydantic import BaseModel
 
 from imagebuild.core.errors import ResultError
+from imagebuild.core.yaml import read_written
 from imagebuild.project.records import Catalog, Checks, PublishedImage
-from imagebuild.publish.catalog import read_catalog
 from imagebuild.publish.site import catalog_page, checks_badge, format_day, pull_commands, write_site
 from tests import catalog_samples
 from tests.page_outline import outline
@@ -128,7 +128,7 @@ def test_words() -> None:
 def test_the_same_catalogue_gives_the_same_files(tmp_path: Path, few: Catalog) -> None:
     page = write_site(few, tmp_path)
     (tmp_path / "CNAME").write_text("example.org")
-    again = read_catalog(tmp_path / "images.json")
+    again = read_written(Catalog, (tmp_path / "images.json").read_bytes(), "images.json")
     assert again == few
     assert page.read_text() == catalog_page(again)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["CNAME", "images.json", "index.html"]
@@ -136,7 +136,7 @@ def test_the_same_catalogue_gives_the_same_files(tmp_path: Path, few: Catalog) -
     with pytest.raises(
         ResultError, match=r"images.json: repository: is missing; .*; write the document again, or use the version"
     ):
-        read_catalog(tmp_path / "images.json")
+        read_written(Catalog, (tmp_path / "images.json").read_bytes(), "images.json")
 
 
 def test_the_schema(golden: Callable[[str, str], None]) -> None:
