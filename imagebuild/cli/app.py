@@ -7,10 +7,10 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import click
@@ -19,41 +19,14 @@ from click.exceptions import NoArgsIsHelpError, NoSuchCommand
 from imagebuild import __version__
 from imagebuild.core.errors import ImagebuildError
 
-COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "Build": {
-        "init": ("plan", "Write a new project that extends the project of imagebuild."),
-        "plan": ("plan", "List the targets, which are the images to build."),
-        "render": ("plan", "Print the self-contained Dockerfile of a target."),
-        "build": ("build", "Build targets with BuildKit."),
-        "lock": ("lock", "Pin the sources that the lock lacks, and remove unused pins."),
-        "bump": ("lock", "Propose newer versions for the matrix, as a diff."),
-        "impact": ("impact", "List the build steps that a change runs again."),
-        "ci-matrix": ("impact", "Print the job matrix of a GitHub Actions workflow."),
-        "bundle": ("build", "Collect all downloads of a build in a folder, to build without a network."),
-    },
-    "Check and measure": {
-        "verify": ("verify", "Run the checks of an image, and print the result of each."),
-        "job": ("job", "Print a benchmark as an MPIJob, a JobSet or a Slurm script."),
-        "report": ("report", "Judge the results of benchmarks and checks: are they right, complete and fast enough?"),
-        "limits": ("report", "Print the best speeds that hardware can reach, and the speeds measured on it."),
-    },
-    "Publish": {
-        "publish": ("publish", "Tag the images that passed their checks."),
-        "each": ("publish", "Run a command for every pushed image."),
-        "sbom": ("evidence", "List what is installed in an image, as an SPDX document."),
-        "scan": ("evidence", "Apply a policy to the findings of a vulnerability scanner."),
-        "freshness": ("evidence", "List the packages in published images that have a security update."),
-        "attest": ("evidence", "Verify and add attestations of a published image."),
-        "diff": ("evidence", "Compare two images."),
-        "catalog": ("evidence", "Write a web page of all published images, and the table of images in a README."),
-        "prune": ("publish", "List or delete pushed images that are no longer needed."),
-    },
-    "This machine": {
-        "doctor": ("build", "Check whether this machine can build and verify images, and print what is missing."),
-        "engine": ("build", "Start and stop a private Docker Engine, for machines that have none."),
-    },
-}
+COMMANDS: dict[str, dict[str, tuple[str, str]]] = {}
 """Maps each section of the help to its commands, and each command to its module in this package and its summary."""
+for line in Path(__file__).with_name("commands.txt").read_text(encoding="utf-8").splitlines():
+    if line.startswith(" "):
+        command, module, summary = line.split(maxsplit=2)
+        COMMANDS[[*COMMANDS][-1]][command] = module, summary
+    else:
+        COMMANDS[line] = {}
 MODULES = {name: module for section in COMMANDS.values() for name, (module, _) in section.items()}
 EXAMPLES = """Examples:
 
@@ -76,9 +49,7 @@ class LazyCommands(click.Group):
             return load_command(cmd_name)
         if ctx.resilient_parsing:
             return None
-        raise NoSuchCommand(
-            cmd_name, possibilities=MODULES, ctx=ctx
-        )  # the message of NoSuchCommand proposes the nearest command
+        raise NoSuchCommand(cmd_name, possibilities=MODULES, ctx=ctx)  # proposes the nearest command
 
     def invoke(self, ctx: click.Context) -> object:
         from imagebuild.core.leftovers import own_temporary_files

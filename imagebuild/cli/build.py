@@ -75,7 +75,6 @@ def build(
 
 
 def _repeated(name: str, values: Sequence[str]) -> Iterator[str]:
-    """Yield the words of a command line that repeats an option for each value."""
     return (word for value in values for word in (name, value))
 
 

@@ -13,8 +13,6 @@ from imagebuild.core.console import UNSIGNED, err, out, print_table, styled
 from imagebuild.core.errors import ConfigError, plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from imagebuild.oci.reference import ImageReference
     from imagebuild.oci.registry import Registry
     from imagebuild.publish.attest import AttestResult
@@ -63,7 +61,7 @@ def freshness(
     project: options.ProjectFiles, signers: options.TrustOptions, archive: str, suite: str, keyring: Path,
     select: tuple[str, ...], registry: str | None, scans: Path | None, ca: Path | None, json_file: str | None,
 ) -> None:  # fmt: skip
-    from functools import cache
+    from functools import cache, partial
 
     from imagebuild.core.errors import NothingSelected
     from imagebuild.core.run import run_program
@@ -87,11 +85,9 @@ def freshness(
         raise NothingSelected(
             f"--suite {suite}: no selected target uses this release; select other targets, or name another suite"
         )
-
-    def newest(arch: str, packages: Iterable[str]) -> Mapping[str, list[str]]:
-        return read_suite(run_program, web, signed, arch, packages).versions
-
-    result = security_updates(targets, cache(connect_registry), newest, newer, trust)
+    read = partial(read_suite, run_program, web, signed)
+    connect = cache(connect_registry)
+    result = security_updates(targets, connect, lambda arch, names: read(arch, names).versions, newer, trust)
     options.print_result(json_file, result, lambda: print_freshness(result))
     if result.rebuild or any(image.problem for image in result.images):
         sys.exit(1)

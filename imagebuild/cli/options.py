@@ -78,7 +78,6 @@ Callback = Callable[..., object]
 
 @cache
 def _table(name: str) -> Mapping[str, Any]:
-    """Return the content of a YAML file in the folder of this module."""
     text = Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8")
     table: Mapping[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - safe
     return table

@@ -5,21 +5,16 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from imagebuild.cli import options
 from imagebuild.core.console import err, out, print_table
 from imagebuild.core.errors import NothingSelected, ResultError, plural
 from imagebuild.core.run import run_in_foreground
-
-if TYPE_CHECKING:
-    from imagebuild.oci.registry import Repository
-    from imagebuild.publish.prune import PruneVerdict
 
 
 @options.command()
@@ -78,8 +73,7 @@ def _published_images(project: options.ProjectFiles, registry: str, folder: Path
 
 
 def _pushed_images(folder: Path) -> Iterator[dict[str, str]]:
-    """Yield the values of the placeholders for every image in the build results below a folder, sorted by path.
-    Raises ResultError for a result that cannot be read."""
+    """Yield the values of the placeholders for every image in the build results below a folder, sorted by path."""
     from imagebuild.core.files import read_text
     from imagebuild.core.yaml import read_written
     from imagebuild.project.records import BuildResult
@@ -107,8 +101,7 @@ def _values(
 
 
 def _run_for_each(images: Sequence[dict[str, str]], command: Sequence[str]) -> int:
-    """Run a command for each image, also after a failure, and return the highest exit status.
-    Raises CommandError if the program cannot be started."""
+    """Run a command for each image, also after a failure, and return the highest exit status."""
     known = re.compile(rf"{{({'|'.join(images[0])})}}")  # other braces remain unchanged
     failed: dict[str, int] = {}
     for image in images:
@@ -140,8 +133,14 @@ def prune(
     places = [connect(name.host).at(name.repository) for name in map(parse_reference, names)]
     judged = {place: judge_staged(place, now, timedelta(days=days)) for place in places}
     listed = [{"repository": str(place), **asdict(v)} for place, verdicts in judged.items() for v in verdicts]
-    options.print_result(json_file, listed, lambda: _show(judged))
 
+    def show() -> None:
+        for place, verdicts in judged.items():
+            out.print(f"{place}: {len(verdicts)} pushed")
+            rows = [(v.digest[:19], f"{v.pushed:%Y-%m-%d %H:%M}", v.verdict) for v in verdicts]
+            print_table(("digest", "pushed", "verdict"), rows)
+
+    options.print_result(json_file, listed, show)
     console = err if json_file == options.STDOUT else out
     number = sum(verdict.verdict == "delete" for verdicts in judged.values() for verdict in verdicts)
     if not number:
@@ -151,10 +150,3 @@ def prune(
     else:
         deleted = sum(delete_staged(place, verdicts) for place, verdicts in judged.items())
         console.print(f"Deleted {plural(number, 'image')}, {plural(deleted, 'manifest')}.")
-
-
-def _show(judged: Mapping[Repository, Sequence[PruneVerdict]]) -> None:
-    for place, verdicts in judged.items():
-        out.print(f"{place}: {len(verdicts)} pushed")
-        rows = [(v.digest[:19], f"{v.pushed:%Y-%m-%d %H:%M}", v.verdict) for v in verdicts]
-        print_table(("digest", "pushed", "verdict"), rows)

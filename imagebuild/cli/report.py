@@ -91,30 +91,14 @@ def limits(
 
 
 def _show(profile: Profile, ranks: int, nodes: int, layout: RankLayout, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table of limits with their derivations, and the sources of the rates.
-    If consecutive rows have the same ceiling, only the first row shows the ceiling."""
+    """Print the rates with their sources, and a table of limits with their derivations, each ceiling only once."""
+    from jinja2 import Template
+
     from imagebuild.core.console import out, print_table
 
-    each = ranks // layout.domains
-    lines = [
-        f"{profile.title}: {plural(ranks, 'rank')} on {plural(nodes, 'node')}",
-        f"n = {ranks} ranks, k = {plural(layout.domains, 'NVLink domain')}, g = {plural(each, 'rank')} each",
-    ]
-    for link in profile.links:
-        if link.gpus >= each > 1:
-            pairs = f", {link.pair:g} GB/s to each peer" if link.pair else ""
-            lines.append(f"link = {layout.link:g} GB/s one way: {link.kind}{pairs} ({link.source}, {link.date})")
-            break
-    network = profile.network
-    if network and layout.network and layout.domains > 1:
-        nics = f"{layout.hosts * network.count} ports of {network.rate:g} GB/s, {network.kind}"
-        source = f"{network.source}, {network.date}"
-        if profile.host_link and layout.network < layout.hosts * network.count * network.rate:
-            nics = f"{each} host links of {profile.host_link.rate:g} GB/s, {profile.host_link.kind}"
-            source = f"{profile.host_link.source}, {profile.host_link.date}"
-        lines.append(f"W = {layout.network:g} GB/s for the network of one domain: {nics} ({source})")
-        lines.append(f"card = {layout.card:g} GB/s for the NICs of one rank")
-    out.print("\n".join(lines) + "\n")
+    head = Template(Path(__file__).with_name("limits.txt.j2").read_text(encoding="utf-8"), trim_blocks=True)
+    values = {"profile": profile, "ranks": ranks, "nodes": nodes, "layout": layout, "each": ranks // layout.domains}
+    out.print(head.render(values, plural=plural))
     cells, shown = [], None
     for row in rows:
         ceiling, rate = row["ceiling"], row["rate"]

@@ -289,7 +289,6 @@ BLANK = "(redacted)"
 
 @cache
 def _patterns() -> Mapping[str, Sequence[re.Pattern[str]]]:
-    """Return the regular expressions in `secrets.yaml`, compiled."""
     text = Path(__file__).with_name("secrets.yaml").read_text(encoding="utf-8")
     return {kind: [*map(re.compile, patterns)] for kind, patterns in yaml.safe_load(text).items()}
 
@@ -301,7 +300,6 @@ def _names_secret(name: str) -> bool:
 
 @cache
 def _secret_variables() -> tuple[str, ...]:
-    """Return the values of environment variables that are secrets."""
     named = {value.strip() for name, value in os.environ.items() if _names_secret(name) and "AUTHOR" not in name}
     return tuple(value for value in named if not _patterns()["harmless"][0].fullmatch(value))
 

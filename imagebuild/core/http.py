@@ -199,7 +199,16 @@ class Client:
         login is sent only to the host in `url`, not to a host that this host redirects to. Raises TryAgain for a
         temporary error and CommandError for a permanent one."""
         for _ in range(MOST_REDIRECTS + 1):
-            answer = self._send_once(method, url, what, timeout_s=timeout_s, **options)
+            self.check_stopped(what)
+            try:
+                answer = self.session.request(
+                    method, url, timeout=(CONNECT_TIMEOUT_S, timeout_s), stream=True, allow_redirects=False, **options
+                )
+            except FINAL as error:
+                raise CommandError(f"{what}: {innermost_reason(error)}") from None
+            except (RequestException, HTTPError, OSError) as error:
+                kind = NoAnswer if isinstance(error, requests.ConnectionError) else TryAgain
+                raise kind(f"{what}: {innermost_reason(error)}") from None
             place = self.session.get_redirect_target(answer) if answer.is_redirect else None
             if not place or (method not in ("GET", "HEAD") and answer.status_code not in (307, 308)):
                 break
@@ -223,17 +232,6 @@ class Client:
                 pause_s = 0.0
             raise TryAgain(f"{what}: the server answered {describe_answer(answer)}", pause_s)
         return answer
-
-    def _send_once(self, method: str, url: str, what: str, *, timeout_s: float, **options: Any) -> requests.Response:
-        self.check_stopped(what)
-        timeout = (CONNECT_TIMEOUT_S, timeout_s)
-        try:
-            return self.session.request(method, url, timeout=timeout, stream=True, allow_redirects=False, **options)
-        except FINAL as error:
-            raise CommandError(f"{what}: {innermost_reason(error)}") from None
-        except (RequestException, HTTPError, OSError) as error:
-            kind = NoAnswer if isinstance(error, requests.ConnectionError) else TryAgain
-            raise kind(f"{what}: {innermost_reason(error)}") from None
 
     def chunks(self, answer: requests.Response, what: str, limit: int) -> Iterator[bytes]:
         """Yield the bytes of an answer as they arrive, without decompression.
@@ -351,7 +349,6 @@ class Downloads:
         return self._ask("GET", url, lambda answer: b"".join(self.client.chunks(answer, url, LARGEST_INDEX)))
 
     def _ask(self, method: str, url: str, read: Callable[[requests.Response], T]) -> T:
-        """Send a request, call `read` with the answer, and return the result of `read`."""
         address = self._rewrite(url)
         where = url if address == url else f"{url} (as {address})"
         host = urlsplit(address).netloc

@@ -54,14 +54,14 @@ def remove_leftovers(folder: Path) -> None:
     with suppress(OSError):
         for path in folder.iterdir():
             if path.name.startswith(("imagebuild-", ".partial-")) and is_gone(path.name):
-                kill_programs(path.name)
+                _kill_programs(path.name)
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path, ignore_errors=True)
                 else:
                     path.unlink(missing_ok=True)
 
 
-def kill_programs(name: str) -> None:
+def _kill_programs(name: str) -> None:
     """Kill all programs that the owner in a name started, also indirectly."""
     match = OWNER.search(name)
     mark = f"{VARIABLE}={match[0] if match else name}".encode()

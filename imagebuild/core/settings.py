@@ -56,7 +56,6 @@ class Mirrors(Model):
 
 
 def _expanded(path: str) -> Path:
-    """Return a path with `~` replaced by the home folder, if the user has one."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises without a home folder
 
 

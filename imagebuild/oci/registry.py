@@ -83,7 +83,6 @@ class DeletionDisabled(CommandError):
 
 
 def _error_codes(answer: requests.Response) -> set[str]:
-    """Return the error codes in an answer, such as `BLOB_UNKNOWN`."""
     return {str(item.get("code", "")) for item in errors_in(answer)}
 
 
@@ -304,7 +303,6 @@ class Repository:
         return manifest
 
     def _listed(self, what: str, found: Manifest | Mapping[str, Any]) -> tuple[Descriptor, ...]:
-        """Return the manifests in an index. Raises ResultError if the index or manifest is not in OCI's form."""
         try:
             document = found.document if isinstance(found, Manifest) else found
             annotations_of(document)

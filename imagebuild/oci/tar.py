@@ -131,7 +131,6 @@ def _number(field: bytes) -> int:
 
 
 def _records(data: bytes) -> dict[str, str]:
-    """Return the records of an extended header. Raises TarError if a record is malformed."""
     records: dict[str, str] = {}
     sparse: list[str] = []
     at = 0
@@ -218,7 +217,6 @@ class Archive:
         return data
 
     def _take(self, size: int) -> bytes:
-        """Return the next bytes of the current member. Raises TarError if the archive ends before."""
         data = self._read(size)
         if len(data) < size:
             raise TarError("ends in the middle of a file")
@@ -275,7 +273,6 @@ class Archive:
                 records, long_name, long_link = {}, "", ""
 
     def _merge(self, member: Member, type_: bytes, records: Mapping[str, str], long_name: str, long_link: str) -> None:
-        """Set the fields of a member that extended headers and long names describe."""
         for key in ("mtime", "atime", "ctime"):
             if (value := records.get(key)) and not TIME.fullmatch(value):
                 raise TarError(f"an extended header contains {value[:40]!r} instead of a time")
@@ -338,7 +335,6 @@ class Archive:
 
 
 def _plain_header(block: bytes) -> tuple[bytes, Member]:
-    """Return the type of a member, and what the header alone says about the member."""
     type_, name, target = block[156:157], _text(block[:100]), ""
     fields = (block[100:108], block[108:116], block[116:124], block[124:136], block[136:148])
     mode, uid, gid, size, _ = map(_number, fields)

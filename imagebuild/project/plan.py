@@ -157,10 +157,14 @@ def make_plan(project: Project) -> Plan:
     check_tags(project, targets, mistakes)
     check_policy(project, targets, mistakes)
     mistakes.stop_if_any()
+    # If several targets have the same alias, only the last one keeps it.
+    owner = {alias: target.id for target in targets for alias in target.aliases}
+    kept = {t.id: tuple(dict.fromkeys(a for a in t.aliases if owner[a] == t.id)) for t in targets}
     restricted = {n: d.model.redistribution for n, d in project.components.items() if d.model.redistribution}
     provides = {n: d.model.provides for n, d in project.components.items() if d.model.provides}
     return Plan(
-        targets=with_own_aliases(targets), excluded=tuple(excluded), restricted=restricted, provides=provides,
+        targets=tuple(target.model_copy(update={"aliases": kept[target.id]}) for target in targets),
+        excluded=tuple(excluded), restricted=restricted, provides=provides,
         gpu_architectures={name: gpu.cuda for name, gpu in matrix.gpu_architectures.items()},
     )  # fmt: skip
 
@@ -233,7 +237,6 @@ def _axis_values(project: Project, name: str, mistakes: Mistakes) -> list[Sequen
 def _objections(
     project: Project, image: str, facts: Mapping[str, str], versions: Mapping[str, str | None]
 ) -> Iterator[tuple[str, str]]:
-    """Yield each rule or component that excludes a combination: the name, and the reason."""
     for rule in project.matrix.model.rules:
         if matches(rule.when, {"image": image, **facts}):
             yield rule.name, rule.reason
@@ -283,13 +286,6 @@ def make_target(
             if matches(alias.when, known)
         ),
     )  # fmt: skip
-
-
-def with_own_aliases(targets: Collection[Target]) -> tuple[Target, ...]:
-    """Return the targets. If several targets have the same alias, only the last one keeps it."""
-    owner = {alias: target.id for target in targets for alias in target.aliases}
-    kept = {t.id: tuple(dict.fromkeys(a for a in t.aliases if owner[a] == t.id)) for t in targets}
-    return tuple(target.model_copy(update={"aliases": kept[target.id]}) for target in targets)
 
 
 def repository_name(project: Project, image: str) -> str:
@@ -411,7 +407,6 @@ def select_excluded(plan: Plan, selectors: Iterable[str]) -> tuple[Excluded, ...
 
 
 def _fits(item: Target | Excluded, selectors: tuple[str, ...]) -> bool:
-    """Return whether a combination fits the selectors of `select_targets`."""
     values = {"image": item.image, **item.axes}
     pairs = [selector.split("=", 1) for selector in selectors if "=" in selector]
     globs = [selector for selector in selectors if "=" not in selector]

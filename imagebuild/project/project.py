@@ -131,8 +131,7 @@ class Project:
         return replace(self, matrix=replace(self.matrix, model=model), lock=lock, changes=changes)
 
     def _pins_set(self, values: Mapping[str, str]) -> dict[str, tuple[Pin, ...]]:
-        """Return the values of `--set` that replace pins (versions of components). Other values replace values of axes.
-        Raises ConfigError for an unknown name, and for a value that is not a version."""
+        """Return the values of `--set` that replace pins (versions of components), not values of axes."""
         mistakes, versions = Mistakes(), self.matrix.model.versions
         pins: dict[str, tuple[Pin, ...]] = {}
         axes = {axis for image in self.matrix.model.images.values() for axis in image.axes}

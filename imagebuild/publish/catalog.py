@@ -88,9 +88,8 @@ class CatalogReader:
     def _image(
         self, place: Repository, image: str, tagged: tuple[str, Sequence[str]]
     ) -> tuple[records.PublishedImage | None, list[str]]:
-        """Return the catalogue entry of one image, and the problems that occurred while the image was read.
-        The entry is None if the image cannot be read. `place` is the repository, `image` is the name of the image in
-        the matrix, and `tagged` contains the digest of the image and the tags that name this digest."""
+        """Return the catalogue entry of one image, or None if it cannot be read, and the problems that occurred.
+        `image` is its name in the matrix, and `tagged` contains its digest and the tags that name this digest."""
         digest, tags = tagged
         name, problems = f"{place}@{digest}", list[str]()
         try:
@@ -161,7 +160,6 @@ def newest_first(images: Iterable[records.PublishedImage]) -> list[records.Publi
 
 
 def _tags_by_digest(place: Repository) -> dict[str, list[str]]:
-    """Return a mapping from each digest in a repository to the tags that name this digest."""
     tags = [tag for tag in place.tags() if not REFERRERS_TAG.fullmatch(tag)]
     by_digest: dict[str, list[str]] = {}
     for tag, digest in zip(tags, for_each(place.digest, tags, place.registry, jobs=WORKERS), strict=True):

@@ -93,8 +93,7 @@ def delete_staged(staging: Repository, verdicts: Iterable[PruneVerdict]) -> int:
 
 
 def _push_time(tag: str, digest: str) -> datetime | None:
-    """Return the time of the push that created a staging tag.
-    Return None if the tag was not created by a push to a staging repository, or was created for another digest."""
+    """Return the time of the push that created a staging tag. None if no push of this digest created the tag."""
     try:
         pushed = datetime.strptime(tag, f"staged-%Y%m%dT%H%M%SZ-{digest[7:19]}").replace(tzinfo=UTC)
     except ValueError:

@@ -377,8 +377,7 @@ def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Pu
 
 
 def _check_stored(place: Repository, index: Manifest) -> None:
-    """Raise CommandError unless the registry contains the index, the images in the index, and the blobs of these
-    images."""
+    """Raise CommandError unless the registry contains the index, its images, and the blobs of these images."""
     digests = (index.digest, *(child.digest for child in manifests_of(index.document)))
     manifests = [place.find(digest) for digest in digests]
     if lost := [digest for digest, manifest in zip(digests, manifests, strict=True) if not manifest]:
@@ -409,7 +408,6 @@ def _judge_stored(draft: Draft, place: Repository, trust: Signer | None) -> None
 
 
 def _tag(name: ImageReference, draft: Draft, connect: Connect) -> None:
-    """Push a tag or an alias for the index. Raises CommandError if another publisher moved the tag."""
     ours = draft.index.digest
     _check_is_ours(name, (ours, draft.current[name]), digest_at(name, connect))
     _check_is_ours(name, (ours,), repository_of(name, connect).put_manifest(draft.index, name.wanted))
@@ -417,9 +415,8 @@ def _tag(name: ImageReference, draft: Draft, connect: Connect) -> None:
 
 
 def _check_is_ours(name: ImageReference, expected: tuple[str | None, ...], found: str | None) -> None:
-    """Raise CommandError unless `found`, the digest that a tag names now, is one of the expected digests.
-    The first expected digest is the digest of the index that this publisher pushes. If `found` is None, the tag does
-    not exist."""
+    """Raise CommandError unless `found`, what a tag names now, is one of the expected digests, of which the first is
+    that of the index that this publisher pushes."""
     if found not in expected:
         happened = f"moved the tag to {found}" if found else "removed the tag"
         raise CommandError(

@@ -118,7 +118,6 @@ def _base_environment(recipe: Recipe, part: Part) -> dict[str, str]:
 
 def _archive_environment(recipe: Recipe, part: Part) -> dict[str, str]:
     """Return the environment variables that a component's archive sets in this variant of the image.
-
     A folder that another component replaces counts only if the image contains a component with libraries in it."""
     unpacked = part.component.unpacked
     if unpacked is None or part.stage is None:

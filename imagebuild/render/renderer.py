@@ -127,7 +127,6 @@ class Renderer:
         return self._stages.setdefault(stage, f"{heading}\n{text}")
 
     def _install(self, name: str, version: str, variant: str) -> str:
-        """Return the Dockerfile instructions that install a component in the final stage."""
         if (name, version, variant) not in self._installs:
             template = f"components/{name}/install.j2"
             text = self._templates.render(template, name, version=version, variant=variant)

@@ -69,7 +69,8 @@ def resolve_recipe(project: Project, target: Target, shared: SharedParts | None 
     order = _stage_order(chosen)
     parts = {name: _part(chosen, name, with_stage=name in order) for name in (*target.components, *order)}
     stages = tuple(stage for name in order if (stage := parts[name].stage))
-    reference = _base_reference(chosen)
+    of_release = matrix.bases[target.axes["os"]].image
+    reference = FIELD.sub(lambda match: target.axes[match[1]], image.base) if image.base else of_release
     locked = lock.images.get(reference)
     facts = any(chosen.component(name).env_of_base for name in target.components)
     base = OwnedSource(target.image if image.base else target.axes["os"], lockfile.BaseImage(reference, facts))
@@ -108,8 +109,6 @@ def archs_of(target: Target) -> tuple[Arch, ...]:
 
 @dataclass(frozen=True, eq=False)
 class _Chosen:
-    """A target, with the values that its recipe is computed from."""
-
     project: Project
     target: Target
     image: Image
@@ -179,13 +178,6 @@ def _stage_order(chosen: _Chosen) -> tuple[str, ...]:
     return tuple(order)
 
 
-def _base_reference(chosen: _Chosen) -> str:
-    """Return the image, with its tag, that the target starts from."""
-    if not chosen.image.base:
-        return chosen.project.matrix.model.bases[chosen.target.axes["os"]].image
-    return FIELD.sub(lambda match: chosen.target.axes[match[1]], chosen.image.base)
-
-
 def _part(chosen: _Chosen, name: str, *, with_stage: bool) -> Part:
     """Return everything that a component contributes to the target. Targets with equal inputs share the result."""
     target, shared = chosen.target, chosen.shared
@@ -224,7 +216,6 @@ def _new_part(chosen: _Chosen, name: str, stage: BuildStage | None) -> Part:
 
 
 def _stage(chosen: _Chosen, name: str) -> BuildStage:
-    """Return the build stage of a component."""
     lock, component = chosen.project.lock, chosen.component(name)
     version, release = chosen.version(name), chosen.os(name)
     base = chosen.project.matrix.model.bases[release].image
@@ -262,7 +253,6 @@ def _stage(chosen: _Chosen, name: str) -> BuildStage:
 
 
 def _git(chosen: _Chosen, name: str) -> lockfile.GitRef | None:
-    """Return the git source of a component. Return None if the component has no git source in this target."""
     component, pin = chosen.component(name), chosen.pin(name)
     if not component.git or pin is None:
         return None
@@ -271,7 +261,6 @@ def _git(chosen: _Chosen, name: str) -> lockfile.GitRef | None:
 
 
 def _wheels(chosen: _Chosen, name: str) -> lockfile.WheelSet | None:
-    """Return the wheels of a component. Return None if the component has no wheels."""
     owner, version = chosen.component(name).wheels_from or name, chosen.version(name)
     if not chosen.component(owner).wheels:
         return None
@@ -341,14 +330,12 @@ def _versioned(
 
 
 def _env(chosen: _Chosen, name: str) -> dict[str, str]:
-    """Return the variables that a component itself sets in the image."""
     own = first_values(chosen.component(name).env, {**chosen.axes, "version": chosen.version(name)})
     values = _values(chosen, name) if any("{" in text for text in own.values()) else {}
     return {variable: _fill(chosen, name, text, values, "env") for variable, text in own.items()}
 
 
 def _labels(chosen: _Chosen, name: str, stage: BuildStage | None) -> dict[str, str]:
-    """Return the labels that a component adds to the image."""
     archives = stage.archive_facts.values() if stage else ()
     plugin = next((facts.plugins[0][1] for facts in archives if facts.plugins), "")
     values = {**_values(chosen, name), "plugin": plugin}

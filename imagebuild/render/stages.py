@@ -56,8 +56,6 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """The parsed text of a stage: from one `FROM` to the next."""
-
     platform: str
     start: str
     """Stage or image that the stage starts from."""
