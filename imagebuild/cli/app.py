@@ -1,7 +1,5 @@
 """The program `imagebuild`: it imports only the module of the called command, and turns errors into exit codes."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import os

@@ -1,7 +1,5 @@
 """The commands `imagebuild build`, `bundle`, `engine` and `doctor`."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile
@@ -97,18 +95,11 @@ def create_bundle(
     targets = select_targets(workspace.plan, select)
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
         request = BuildRequest(
-            targets=targets,
-            platforms=options.parse_platforms(platforms),
-            output="cacheonly",
-            base=base,
-            ca=ca,
-            no_cache=True,  # a cached step downloads nothing, so its files would be missing in the bundle
-            folder=Path(folder),
-            verbose=verbose,
-            again=(*project.words, *_repeated("--platform", platforms), *changes.options),
-            bundle=directory,
+            targets=targets, platforms=options.parse_platforms(platforms), output="cacheonly", base=base, ca=ca,
+            no_cache=True, folder=Path(folder), verbose=verbose,
+            again=(*project.words, *_repeated("--platform", platforms), *changes.options), bundle=directory,
             record=True,
-        )
+        )  # fmt: skip
         build_targets(workspace.project, workspace.renderer, request)
     size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
     out.print(f"{directory}: {format_size(size)}, for {len(targets)} targets")

@@ -1,7 +1,5 @@
 """The commands `imagebuild impact` and `imagebuild ci-matrix`."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Literal

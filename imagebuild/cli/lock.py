@@ -1,7 +1,5 @@
 """The commands `imagebuild lock` and `imagebuild bump`."""
 
-from __future__ import annotations
-
 import sys
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The commands `imagebuild init`, `plan` and `render`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Literal

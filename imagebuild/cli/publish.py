@@ -1,7 +1,5 @@
 """The commands `imagebuild publish`, `each` and `prune`."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """Debian's file formats: dpkg's status file, Release files and package indexes of archives, lists of apt sources."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import hashlib
@@ -29,10 +27,8 @@ from imagebuild.core.errors import CommandError, ResultError
 UNPACK: Mapping[str, Callable[[IO[bytes]], Any]] = {
     "Packages.xz": lzma.open,
     "Packages.zst": lambda file: ZstdDecompressor().stream_reader(file, read_across_frames=True),
-    "Packages.gz": gzip.open,
-    "Packages.bz2": bz2.open,
-    "Packages": io.BufferedReader,
-}
+    "Packages.gz": gzip.open, "Packages.bz2": bz2.open, "Packages": io.BufferedReader,
+}  # fmt: skip
 """Maps each file name of a package index to the function that decompresses the file. The smallest file comes first."""
 LARGEST_INDEX = 512 << 20
 """Maximum size of a decompressed package index, in bytes."""

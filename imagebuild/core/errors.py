@@ -1,7 +1,5 @@
 """The errors that users see. `cli.app.main` catches them and prints their message without a traceback."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

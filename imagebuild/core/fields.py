@@ -1,7 +1,5 @@
 """Field types that all file formats share: names, platforms, versions, conditions; and the base of all models."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

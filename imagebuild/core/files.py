@@ -2,8 +2,6 @@
 
 A file is first written under a temporary name, so that it is never incomplete."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -3,8 +3,6 @@
 The configuration and the hooks of a repository can name programs, which git would run. So git reads the objects and
 references of a repository through a temporary folder that has neither."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Requests to servers over HTTP, with retries after temporary errors, and complete downloads."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import netrc

@@ -1,7 +1,5 @@
 """Names that say which process made a temporary file or a container, so that others can remove them after a SIGKILL."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

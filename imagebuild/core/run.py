@@ -1,7 +1,5 @@
 """Programs, threads and processes on this machine. All programs are started by this module."""
 
-from __future__ import annotations
-
 import os
 import platform as machine
 import re

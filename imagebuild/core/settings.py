@@ -3,8 +3,6 @@
 A mirror changes the server from which a file is downloaded, but not the content of the file: digests of images, sha256
 of archives, commits of git sources, signed indexes of packages and hashes of wheels are checked as without a mirror."""
 
-from __future__ import annotations
-
 import configparser
 import netrc
 import os

@@ -1,7 +1,5 @@
 """Reading of YAML and JSON files into models. All mistakes in a file are reported together, with their lines."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

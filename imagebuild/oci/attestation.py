@@ -78,11 +78,9 @@ def attestation_of(
         annotations |= {BUNDLE_PREDICATE_TYPE: predicate_type, BUNDLE_CONTENT: "dsse-envelope"}
         return Attachment(f"{kind}.sigstore.json", BUNDLE_MEDIA, bundle, annotations)
     statement = {
-        "_type": STATEMENT,
-        "subject": [{"name": name, "digest": {"sha256": subject.digest.removeprefix("sha256:")}}],
-        "predicateType": predicate_type,
-        "predicate": json.loads(content),
-    }
+        "_type": STATEMENT, "subject": [{"name": name, "digest": {"sha256": subject.digest.removeprefix("sha256:")}}],
+        "predicateType": predicate_type, "predicate": json.loads(content),
+    }  # fmt: skip
     annotations[PREDICATE_TYPE] = predicate_type
     return Attachment(f"{kind}.intoto.json", STATEMENT_MEDIA, encode_predicate(statement), annotations)
 

@@ -172,11 +172,10 @@ def inspect_image(client: DockerClient, image: str) -> ImageInfo:
     repository, _ = parse_repository_tag(image)
     own = [name for name in digests if name.partition("@")[0] == repository]
     return ImageInfo(
-        reference=own[0] if own else str(stored.id),
-        digest=[*own, *digests][0].rpartition("@")[2] if digests else None,
+        reference=own[0] if own else str(stored.id), digest=[*own, *digests][0].rpartition("@")[2] if digests else None,
         platform=platform_of({name.lower(): stored.attrs.get(name) for name in ("Os", "Architecture", "Variant")}),
         labels=stored.labels,
-    )
+    )  # fmt: skip
 
 
 def remove_patiently(remove: Callable[[], object], within_s: float = 60) -> None:

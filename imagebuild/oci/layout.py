@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 import zstandard
 
@@ -22,6 +22,9 @@ from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.files import file_sha256, open_file, temporary_file, write_bytes
 from imagebuild.core.run import os_errors_as_command_errors
 from imagebuild.oci.tar import CHUNK, GZIP, ZSTD, Archive, Member, TarError, decompressed, member_path
+
+if TYPE_CHECKING:
+    from imagebuild.oci.registry import Repository
 
 Compression = Literal["", "gzip", "zstd"]
 """Compression of data. Empty if the data are not compressed."""
@@ -298,13 +301,6 @@ MEMBER = re.compile(rf"(?:\./)?({INDEX_FILE}|{MARK_FILE}|{BLOBS}/[0-9a-f]{{64}})
 NO_IMAGE = "neither an OCI image layout nor an archive with one, as `docker save` writes it since Docker 25"
 
 
-class BlobSource(Protocol):
-    """A place with blobs: a repository in a registry, or a layout."""
-
-    def fetch(self, blob: Descriptor, path: Path) -> None:
-        """Write a blob to a file, unless the file exists. The file appears only when it is complete."""
-
-
 @dataclass(frozen=True)
 class Layout:
     """An OCI layout in a folder."""
@@ -373,7 +369,7 @@ class Layout:
                 shutil.copyfile(self.path(blob.digest), temporary)
                 temporary.rename(path)
 
-    def take(self, blob: Descriptor, source: BlobSource) -> Counter[str]:
+    def take(self, blob: Descriptor, source: Repository | Layout) -> Counter[str]:
         """Copy a blob from another layout or a registry, unless this layout contains the blob.
         Return the number of `blobs` and `bytes` that were copied."""
         if self.path(blob.digest).is_file():

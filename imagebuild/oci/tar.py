@@ -2,8 +2,6 @@
 
 Python's tarfile reads some archives differently. For example, it applies global headers, which engines ignore."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import zlib

@@ -1,7 +1,5 @@
 """Contradictions between the files of a project: names in one file that another file does not define. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, get_args
 

@@ -1,12 +1,11 @@
 """Read a project: its matrix, components and lock, and those of the project that it extends."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from imagebuild.core.errors import ConfigError, Mistakes
 from imagebuild.core.fields import YamlFile
@@ -110,17 +109,11 @@ def layered(own: Project, base: Project) -> Project:
     names = {rule.name for rule in over.rules}
     rules = tuple(rule for rule in under.rules if rule.name not in names)
     whole = {name for name in ("publish", "gpu_architectures") if name not in over.model_fields_set}
-    model = over.model_copy(
-        update={
-            "bases": {**under.bases, **over.bases},
-            "versions": {**under.versions, **over.versions},
-            "rules": (*over.rules, *rules),
-            **{name: getattr(under, name) for name in whole},
-        }
-    )
+    update: dict[str, Any] = {name: {**getattr(under, name), **getattr(over, name)} for name in ("bases", "versions")}
+    update |= {"rules": (*over.rules, *rules), **{name: getattr(under, name) for name in whole}}
     entries = {kind: {**getattr(base.lock, kind), **getattr(own.own_lock, kind)} for kind in KINDS}
     return Project(
-        replace(own.matrix, model=model),
+        replace(own.matrix, model=over.model_copy(update=update)),
         {**base.components, **own.components},
         own.own_lock.model_copy(update={**entries, "date": own.own_lock.date or base.lock.date}),
         (*own.roots, *base.roots),

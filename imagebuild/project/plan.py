@@ -1,7 +1,5 @@
 """The plan: every target of a matrix with its names and tags, and every excluded combination. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -160,13 +158,13 @@ def make_plan(project: Project) -> Plan:
     # If several targets have the same alias, only the last one keeps it.
     owner = {alias: target.id for target in targets for alias in target.aliases}
     kept = {t.id: tuple(dict.fromkeys(a for a in t.aliases if owner[a] == t.id)) for t in targets}
-    restricted = {n: d.model.redistribution for n, d in project.components.items() if d.model.redistribution}
-    provides = {n: d.model.provides for n, d in project.components.items() if d.model.provides}
     return Plan(
         targets=tuple(target.model_copy(update={"aliases": kept[target.id]}) for target in targets),
-        excluded=tuple(excluded), restricted=restricted, provides=provides,
+        excluded=tuple(excluded),
+        restricted={n: d.model.redistribution for n, d in project.components.items() if d.model.redistribution},
+        provides={n: d.model.provides for n, d in project.components.items() if d.model.provides},
         gpu_architectures={name: gpu.cuda for name, gpu in matrix.gpu_architectures.items()},
-    )  # fmt: skip
+    )
 
 
 def with_requirements(project: Project, image: str, mistakes: Mistakes) -> tuple[str, ...]:

@@ -119,15 +119,10 @@ class Project:
         for label, image in matrix.images.items():
             appended = "\n".join(filter(None, (image.append.strip(), changes.appended.strip())))
             images[label] = image.model_copy(update={"append": appended, "base": image.base and (name or image.base)})
-        model = matrix.model_copy(
-            update={
-                "repository": changes.repository or matrix.repository,
-                "bases": bases,
-                "images": images,
-                "versions": {**matrix.versions, **self._pins_set(changes.values)},
-            }
-        )
-        lock = self.lock.model_copy(update={"images": pins})
+        versions = {**matrix.versions, **self._pins_set(changes.values)}
+        repository = changes.repository or matrix.repository
+        update = {"repository": repository, "bases": bases, "images": images, "versions": versions}
+        model, lock = matrix.model_copy(update=update), self.lock.model_copy(update={"images": pins})
         return replace(self, matrix=replace(self.matrix, model=model), lock=lock, changes=changes)
 
     def _pins_set(self, values: Mapping[str, str]) -> dict[str, tuple[Pin, ...]]:

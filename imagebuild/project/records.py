@@ -1,7 +1,5 @@
 """The types of the results of building, scanning and publishing. Times are in UTC."""
 
-from __future__ import annotations
-
 from datetime import date
 from typing import Annotated, Literal, Self
 

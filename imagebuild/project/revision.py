@@ -1,7 +1,5 @@
 """The files of a project in a folder or in a revision of its git repository, and the origin of a build."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Iterator, Mapping

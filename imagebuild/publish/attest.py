@@ -1,8 +1,6 @@
 """The attachments of an image in a registry, such as SBOMs: `attest verify` judges them, and `attest add` adds new
 ones."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

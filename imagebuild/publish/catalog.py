@@ -1,7 +1,5 @@
 """The catalogue of published images (`images.json`), and the table of images for a README."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The decision whether an image may be published, with the reasons against publishing, and the tags of the image."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass

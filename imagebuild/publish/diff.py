@@ -1,7 +1,5 @@
 """Comparison of two images: components, packages, environment and layers."""
 
-from __future__ import annotations
-
 import platform as machine
 from collections.abc import Mapping
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Search for security updates that a distribution has published for packages in published images."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -74,12 +72,10 @@ def published_images(targets: Sequence[Target], connect: Callable[[str], Registr
 
 
 def security_updates(
-    targets: Sequence[Target],
-    connect: Callable[[str], Registry],
-    newest: Callable[[str, Iterable[str]], Mapping[str, list[str]]],
-    scans: Iterable[ScanResult] = (),
+    targets: Sequence[Target], connect: Callable[[str], Registry],
+    newest: Callable[[str, Iterable[str]], Mapping[str, list[str]]], scans: Iterable[ScanResult] = (),
     trust: Signer | None = None,
-) -> Freshness:
+) -> Freshness:  # fmt: skip
     """Compare the packages in the SBOMs of published images with the newest versions of a distribution.
     Return the updates, and the targets that must be built again. `newest` is called once for each architecture, with
     the architecture and the names of packages. `newest` returns the versions of each package in ascending order. A

@@ -1,7 +1,5 @@
 """SLSA provenance: a statement of how an image was made. This module makes no network requests and reads no files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -151,10 +149,8 @@ def provenance_of(
         "buildDefinition": {
             "buildType": BUILD_TYPE,
             "externalParameters": {
-                "target": recipe.target.id,
-                "platform": platform,
-                "axes": recipe.target.axes,
-                "components": recipe.target.components,
+                "target": recipe.target.id, "platform": platform,
+                "axes": recipe.target.axes, "components": recipe.target.components,
                 **({"workflow": origin["workflow"]} if origin.get("workflow") else {}),
                 **({"rebuilt": str(result.rebuilt)} if result.rebuilt else {}),
             },
@@ -162,7 +158,7 @@ def provenance_of(
             "resolvedDependencies": [resource.model_dump(exclude_defaults=True) for resource in resources],
         },
         "runDetails": {"builder": {"id": builder}, "metadata": metadata},
-    }
+    }  # fmt: skip
 
 
 def _digest_set(digest: str) -> dict[str, str]:

@@ -1,8 +1,6 @@
 """Deletion of old images from a staging repository, which contains the images that are not published yet.
 No other module deletes anything from a registry."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta

@@ -3,8 +3,6 @@
 The module `decide` decides whether an image may be published. A tag is pushed only after the registry contains the
 image, its attachments and its signatures."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The SBOM of an image, as SPDX 2.3 JSON: the packages that syft finds, and the components of the project."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -108,33 +106,24 @@ def complete_document(syft: Document, image: PlatformImage, components: Mapping[
     tools = sorted(creator for creator in syft["creationInfo"]["creators"] if creator.startswith("Tool: "))
     creators = [f"Tool: imagebuild-{__version__}", *tools]
     document: Document = {
-        "spdxVersion": "SPDX-2.3",
-        "dataLicense": "CC0-1.0",
-        "SPDXID": DOCUMENT,
-        "name": f"{target} {image.platform}",
+        "spdxVersion": "SPDX-2.3", "dataLicense": "CC0-1.0", "SPDXID": DOCUMENT, "name": f"{target} {image.platform}",
         "creationInfo": {"created": f"{created:%Y-%m-%dT%H:%M:%SZ}", "creators": creators},
         "packages": sorted(packages, key=lambda package: package["SPDXID"]),
         "relationships": sorted(relations, key=encode_predicate),
         "hasExtractedLicensingInfos": [licenses[key] for key in sorted(licenses)],
-    }
+    }  # fmt: skip
     digest = hashlib.sha256(encode_predicate(document)).hexdigest()[:16]
     return {**document, "documentNamespace": f"{NAMESPACE}{image.digest}:{digest}"}
 
 
 def _component_package(name: str, version: str, component: Component | None) -> dict[str, Any]:
     return {
-        "SPDXID": "SPDXRef-Component-" + re.sub(r"[^A-Za-z0-9.]+", "-", name),
-        "name": name,
-        "versionInfo": version,
-        "supplier": UNKNOWN,
-        "downloadLocation": UNKNOWN,
-        "filesAnalyzed": False,
-        "licenseConcluded": UNKNOWN,
-        "licenseDeclared": component.license if component else UNKNOWN,
-        "copyrightText": UNKNOWN,
+        "SPDXID": "SPDXRef-Component-" + re.sub(r"[^A-Za-z0-9.]+", "-", name), "name": name, "versionInfo": version,
+        "supplier": UNKNOWN, "downloadLocation": UNKNOWN, "filesAnalyzed": False, "licenseConcluded": UNKNOWN,
+        "licenseDeclared": component.license if component else UNKNOWN, "copyrightText": UNKNOWN,
         "externalRefs": _purl("generic", name, version),
         **({"homepage": component.homepage, "summary": component.title} if component else {}),
-    }
+    }  # fmt: skip
 
 
 def _purl(kind: str, name: str, version: str, **qualifiers: str) -> list[dict[str, str]]:

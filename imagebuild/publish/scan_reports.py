@@ -1,7 +1,5 @@
 """Reports of vulnerability scanners: SARIF, which most scanners write, and the text that debsecan prints."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -214,12 +212,10 @@ def _name_of(url: PackageURL) -> str:
 
 
 def _version_by_location(result: Mapping[str, Any], package: str) -> dict[str, str]:
-    for location in result.get("locations") or ():
-        for logical in location.get("logicalLocations") or ():
-            name, separator, version = str(logical.get("fullyQualifiedName", "")).rpartition("@")
-            if package and separator and name == package:
-                return {"version": version}
-    return {}
+    logical = [place for location in result.get("locations") or () for place in location.get("logicalLocations") or ()]
+    pairs = [str(place.get("fullyQualifiedName", "")).rpartition("@") for place in logical]
+    versions = [version for name, at, version in pairs if at and package and name == package]
+    return {"version": versions[0]} if versions else {}
 
 
 def _digests(run: Mapping[str, Any]) -> Iterator[str]:

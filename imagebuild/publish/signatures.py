@@ -1,7 +1,5 @@
 """Signatures of images and attestations, made and verified with cosign."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

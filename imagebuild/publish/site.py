@@ -1,7 +1,5 @@
 """The HTML page of a catalogue: a table of all images, a picker, and the details of each image."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args

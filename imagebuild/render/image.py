@@ -1,7 +1,5 @@
 """Packages, environment and labels for the final stage of a Dockerfile, computed from a target's recipe. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The recipe of a target: one value with everything that its Dockerfile is made from. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The Dockerfile of a target, rendered from templates."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The recipe of a target (everything that its Dockerfile is made from), computed from the files of the project."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
@@ -307,11 +305,9 @@ def _pinned_packages(chosen: _Chosen, name: str, *, every: bool, stage: bool) ->
         if entry.url in known:
             keys.setdefault(known[entry.url].fingerprint, entry.key)
     return PinnedPackages(
-        repositories=by_arch,
-        packages=packages,
-        keys=keys or {lockfile.UNRESOLVED: next(iter(by_arch.values())).key},
+        repositories=by_arch, packages=packages, keys=keys or {lockfile.UNRESOLVED: next(iter(by_arch.values())).key},
         versions={p: {entry.packages[p] for entry in locked if p in entry.packages} for p in packages},
-    )
+    )  # fmt: skip
 
 
 def _versioned(

@@ -1,7 +1,5 @@
 """Keys (digests) of the stages and steps of a Dockerfile. BuildKit executes steps with equal keys only once. Pure."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Mapping

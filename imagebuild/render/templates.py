@@ -1,7 +1,5 @@
 """The templates of a project. `sandbox.py` fills them in a process of its own, because nobody has to trust them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
