@@ -15,9 +15,11 @@ from imagebuild.core.errors import ConfigError, plural
 if TYPE_CHECKING:
     from imagebuild.oci.reference import ImageReference
     from imagebuild.oci.registry import Registry
-    from imagebuild.publish.attest import AttestResult
 
 POLICY = Path("scan-policy.yaml")
+MARKS = {
+    "passed": ("ok", "green"), "failed": ("failed", "red"), "broken": ("wrong", "red"), "missing": ("missing", "red"),
+}  # fmt: skip
 
 
 @options.command()
@@ -82,9 +84,8 @@ def freshness(
     releases = {name for name, base in bases.items() if base.release and base.release == suite.partition("-")[0]}
     targets = [t for t in select_targets(workspace.plan, select) if t.axes.get("os") in releases]
     if not targets:
-        raise NothingSelected(
-            f"--suite {suite}: no selected target uses this release; select other targets, or name another suite"
-        )
+        remedy = "select other targets, or name another suite"
+        raise NothingSelected(f"--suite {suite}: no selected target uses this release; {remedy}")
     read = partial(read_suite, run_program, web, signed)
     connect = cache(connect_registry)
     result = security_updates(targets, connect, lambda arch, names: read(arch, names).versions, newer, trust)
@@ -98,11 +99,6 @@ def attest() -> None:
     """Verify and add attestations of a published image."""
 
 
-MARKS = {
-    "passed": ("ok", "green"), "failed": ("failed", "red"), "broken": ("wrong", "red"), "missing": ("missing", "red"),
-}  # fmt: skip
-
-
 def _in_registry(image: str) -> tuple[ImageReference, Registry]:
     from imagebuild.oci.reference import parse_reference
     from imagebuild.oci.registry import connect_registry
@@ -114,10 +110,27 @@ def _in_registry(image: str) -> tuple[ImageReference, Registry]:
 @options.command(attest, "verify")
 def verify_attachments_of(signers: options.TrustOptions, image: str, require: str, json_file: str | None) -> None:
     from imagebuild.publish.attest import verify_attachments
+    from imagebuild.report.document import one_line
 
     required = [kind.strip() for kind in require.split(",") if kind.strip()]
     result = verify_attachments(*_in_registry(image), required, signers.trusted())
-    options.print_result(json_file, result, lambda: _show(result))
+
+    def show() -> None:
+        rows = []
+        for finding in result.findings:
+            # These texts are untrusted: anyone who can push can have written them.
+            subject, kind, detail = map(one_line, (finding.subject, finding.kind, finding.detail))
+            kind += " (required)" if finding.required else ""
+            rows.append((subject, kind, MARKS.get(finding.outcome, "-"), detail, (finding.attachment or "")[7:19]))
+        out.print(f"{result.image} is {result.digest}")
+        print_table(("for", "what", "", "what it says", "attachment"), rows)
+        wrong = sum(finding.is_wrong for finding in result.findings)
+        good = ("all required attachments exist and are right", "green")
+        out.print(styled((f"{wrong} wrong or missing", "red") if wrong else good))
+        if result.verified_by is None:
+            out.print(styled(*UNSIGNED))
+
+    options.print_result(json_file, result, show)
     if result.verdict == "failed":
         sys.exit(1)
 
@@ -134,24 +147,6 @@ def add_attachment_to(signing: options.SignOptions, image: str, file: Path, kind
         out.print(f"{reference.name}@{digest}")
     if not digests:
         out.print("the file is already attached")
-
-
-def _show(result: AttestResult) -> None:
-    from imagebuild.report.document import one_line
-
-    rows = []
-    for finding in result.findings:
-        # These texts are untrusted: anyone who can push can have written them.
-        subject, kind, detail = map(one_line, (finding.subject, finding.kind, finding.detail))
-        kind += " (required)" if finding.required else ""
-        rows.append((subject, kind, MARKS.get(finding.outcome, "-"), detail, (finding.attachment or "")[7:19]))
-    out.print(f"{result.image} is {result.digest}")
-    print_table(("for", "what", "", "what it says", "attachment"), rows)
-    wrong = sum(finding.is_wrong for finding in result.findings)
-    good = ("all required attachments exist and are right", "green")
-    out.print(styled((f"{wrong} wrong or missing", "red") if wrong else good))
-    if result.verified_by is None:
-        out.print(styled(*UNSIGNED))
 
 
 @options.command()

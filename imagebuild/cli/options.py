@@ -30,6 +30,7 @@ STDIN = STDOUT = "-"
 """The file name that stands for the standard input or output."""
 MATRIX = Path("matrix.yaml")
 PROJECT_VARIABLE = "IMAGEBUILD_PROJECT"
+Callback = Callable[..., object]
 
 
 class IntRange(click.IntRange):
@@ -71,9 +72,6 @@ class Group(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
-
-
-Callback = Callable[..., object]
 
 
 @cache

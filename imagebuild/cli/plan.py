@@ -7,6 +7,9 @@ from typing import Literal
 from imagebuild.cli import options
 from imagebuild.core.errors import ConfigError
 
+SECRET_MOUNT = re.compile(r"--mount=type=secret,\S+ *(\\\n *)?")
+"""A secret mount, through which `build` passes mirrors and passwords to a step. `docker build` needs no such mount."""
+
 
 @options.command()
 def init(folder: Path, repository: str, image: str, workflow: str | None) -> None:
@@ -83,10 +86,6 @@ def plan(
             print_table(("not built", "rule", "reason"), [(e.id, e.rule, e.reason) for e in excluded])
 
     options.print_result(json_file, whole, show)
-
-
-SECRET_MOUNT = re.compile(r"--mount=type=secret,\S+ *(\\\n *)?")
-"""A secret mount, through which `build` passes mirrors and passwords to a step. `docker build` needs no such mount."""
 
 
 @options.command()

@@ -67,9 +67,8 @@ def limits(
     chosen = known if profile is None else {profile: find_profile(known, profile)}
     for option, value in {"--nodes": nodes, "--gpus": gpus, "--domains": domains}.items():
         if value is not None and (check or profile is None):
-            raise ConfigError(
-                f"{option}: needs a PROFILE and cannot be combined with --check; name a profile, or leave out {option}"
-            )
+            remedy = f"name a profile, or leave out {option}"
+            raise ConfigError(f"{option}: needs a PROFILE and cannot be combined with --check; {remedy}")
     if check:
         mistakes = Mistakes()
         for document in chosen.values():

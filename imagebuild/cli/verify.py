@@ -69,9 +69,8 @@ def verify(
         sys.exit(1)
     unstarted = [check for check in result.checks if check.component != "image"]
     if unstarted and not result.surroundings:
-        raise CommandError(
-            f"no check was started: {unstarted[0].reason}; use `--only image` to check only the files of the image"
-        )
+        remedy = "use `--only image` to check only the files of the image"
+        raise CommandError(f"no check was started: {unstarted[0].reason}; {remedy}")
     if all(check.outcome == "skipped" for check in result.checks):
         reason = f", all were skipped: {result.checks[-1].reason}" if result.checks else ""
         raise NothingSelected(f"no check ran{reason}")

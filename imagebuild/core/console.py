@@ -34,6 +34,22 @@ INVISIBLE = re.compile(
 """Control characters, characters that change the direction of text or hide text, and characters that XML forbids."""
 WORKFLOW_COMMAND = re.compile(r"^(\s*:)(?=:)|(#)(?=#\[)", re.MULTILINE)
 """Matches the first character of a command to a GitHub job, such as `::error::` at the beginning of a line."""
+Part = str | Text | tuple[str, str]
+"""A part of a line: a text, or a text and its style, such as `("failed", "red")`."""
+SHOWN_ITEMS = 8
+"""Maximum number of running items, such as builds, that `Progress` shows in a terminal."""
+LONGEST_LINE = 1 << 16
+"""Width in characters of a table in a file or a pipe: so large that no line is wrapped."""
+LONGEST_WORD = 24
+"""Length in characters up to which a table keeps a word on one line. Longer words, such as digests, may be broken."""
+UNSIGNED = (("no signature was checked", "yellow"), ": anyone who can push can have written this; see --key")
+"""The message of a command that reads attachments without a trusted signer."""
+MARKS = {"passed": ("✓ passed", "green"), "failed": ("✗ failed", "red"), "skipped": ("- skipped", "yellow")}
+FIRST_S, NEXT_S, IDLE_S, POLL_S = 2.0, 10.0, 1.0, 0.2
+"""Timing of `Heartbeat`, in seconds: the delay of the first message, the interval between messages, the time without
+any task after which the delay of the first message applies again, and the interval between two checks of the running
+tasks."""
+BLANK = "(redacted)"
 
 
 def visible(text: str) -> str:
@@ -66,25 +82,10 @@ out = Output(soft_wrap=True)
 err = Output(stderr=True, soft_wrap=True)
 
 
-Part = str | Text | tuple[str, str]
-"""A part of a line: a text, or a text and its style, such as `("failed", "red")`."""
-
-
 def styled(*parts: Part) -> Text:
     """Return a text of several parts."""
     pairs = ((part, "") if isinstance(part, str) else part for part in parts)
     return Text.assemble(*((printable(pair[0]), pair[1]) if isinstance(pair, tuple) else pair for pair in pairs))
-
-
-SHOWN_ITEMS = 8
-"""Maximum number of running items, such as builds, that `Progress` shows in a terminal."""
-LONGEST_LINE = 1 << 16
-"""Width in characters of a table in a file or a pipe: so large that no line is wrapped."""
-LONGEST_WORD = 24
-"""Length in characters up to which a table keeps a word on one line. Longer words, such as digests, may be broken."""
-UNSIGNED = (("no signature was checked", "yellow"), ": anyone who can push can have written this; see --key")
-"""The message of a command that reads attachments without a trusted signer."""
-MARKS = {"passed": ("✓ passed", "green"), "failed": ("✗ failed", "red"), "skipped": ("- skipped", "yellow")}
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[Part]], *, whole: Collection[str] = ()) -> None:
@@ -118,12 +119,6 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[Part]], *, whole
         with wide.capture() as captured:
             wide.print(table)
         out.print("\n".join(line.rstrip() for line in captured.get().splitlines()))
-
-
-FIRST_S, NEXT_S, IDLE_S, POLL_S = 2.0, 10.0, 1.0, 0.2
-"""Timing of `Heartbeat`, in seconds: the delay of the first message, the interval between messages, the time without
-any task after which the delay of the first message applies again, and the interval between two checks of the running
-tasks."""
 
 
 @dataclass(eq=False)
@@ -282,9 +277,6 @@ def format_size(number: int | None) -> str:
     if number is None:
         return "unknown"
     return f"{number / 1e6:.1f} MB" if number < 1e9 else f"{number / 1e9:.2f} GB"
-
-
-BLANK = "(redacted)"
 
 
 @cache

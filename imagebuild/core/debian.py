@@ -33,6 +33,7 @@ UNPACK: Mapping[str, Callable[[IO[bytes]], Any]] = {
 LARGEST_INDEX = 512 << 20
 """Maximum size of a decompressed package index, in bytes."""
 ETC = Path("/etc/apt")
+_ONE_LINE = re.compile(r"^\s*deb\s+(?:\[(?P<options>[^]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)(?P<components>.*)$")
 
 
 def flat_repository_folder(url: str, suite: str) -> str | None:
@@ -203,9 +204,6 @@ def parse_deb822(text: str) -> tuple[AptSource, ...]:
         for uri in stanza.get("URIs", "").split()
         for suite in stanza.get("Suites", "").split()
     )
-
-
-_ONE_LINE = re.compile(r"^\s*deb\s+(?:\[(?P<options>[^]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)(?P<components>.*)$")
 
 
 def parse_oneline(text: str) -> tuple[AptSource, ...]:

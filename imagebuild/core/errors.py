@@ -4,6 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+MANY = 20
+"""Maximum number of names that a message lists."""
+
 
 class ImagebuildError(Exception):
     """A problem that the user can solve. `str(error)` says what is wrong and what to do."""
@@ -62,10 +65,6 @@ class Mistakes:
         """Raise ConfigError with all mistakes. If no mistake was added, do nothing."""
         if self.texts:
             raise ConfigError("\n".join(dict.fromkeys(self.texts)))
-
-
-MANY = 20
-"""Maximum number of names that a message lists."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

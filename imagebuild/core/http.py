@@ -51,6 +51,15 @@ GRACE_S, LEAST_SPEED = 30.0, 8192
 seconds, and one second for each of these bytes that have arrived."""
 
 T = TypeVar("T")
+DOWNLOAD_TIMEOUT_S = 60
+DOWN_S = 30
+"""Seconds for which a server that did not answer is skipped, so that imagebuild does not wait again for each of its
+URLs."""
+LARGEST_INDEX, LARGEST_FILE = 256 << 20, 64 << 30
+"""Maximum size of a key or an index of a package repository, and of other downloads, in bytes."""
+Advance = Callable[[int, int | None], object]
+"""A callback for progress, called with the number of bytes so far and the total number. The total number is None if it
+is unknown."""
 
 
 @dataclass(frozen=True)
@@ -282,17 +291,6 @@ def innermost_reason(error: Exception) -> str:
     return text or type(inner).__name__
 
 
-DOWNLOAD_TIMEOUT_S = 60
-DOWN_S = 30
-"""Seconds for which a server that did not answer is skipped, so that imagebuild does not wait again for each of its
-URLs."""
-LARGEST_INDEX, LARGEST_FILE = 256 << 20, 64 << 30
-"""Maximum size of a key or an index of a package repository, and of other downloads, in bytes."""
-Advance = Callable[[int, int | None], object]
-"""A callback for progress, called with the number of bytes so far and the total number. The total number is None if it
-is unknown."""
-
-
 def login_for(url: str, netrc_file: Path | None) -> tuple[str, str] | None:
     """Return the user and the password for a URL from a netrc file.
     None if the file has no entry for the host of the URL."""
@@ -365,10 +363,8 @@ class Downloads:
                 if answer.status_code != HTTPStatus.OK:
                     raise Unreachable(f"{where}: the server answered {describe_answer(answer)}")
                 if answer.headers.get("Content-Type", "").startswith("text/html"):
-                    raise CommandError(
-                        f"{url}: is a web page, not a file; if the server needs a login, "
-                        "add the user and password to your netrc file"
-                    )
+                    remedy = "if the server needs a login, add the user and password to your netrc file"
+                    raise CommandError(f"{url}: is a web page, not a file; {remedy}")
                 return read(answer)
 
         try:

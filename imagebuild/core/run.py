@@ -24,14 +24,6 @@ from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.fields import CPUS
 from imagebuild.core.leftovers import VARIABLE, owner
 
-
-def version_numbers(text: str) -> tuple[int, ...]:
-    """Return the first version in a text as numbers: (26, 1, 5) for `1:26.1.5+dfsg1`.
-    An empty tuple if the text contains no version."""
-    match = re.search(r"\d+(?:\.\d+)+", text)
-    return tuple(map(int, match[0].split("."))) if match else ()
-
-
 PROC = Path("/proc")
 ARCHITECTURES = {name: arch for arch, cpu in CPUS.items() for name in (arch, cpu)}
 """Maps each machine name, such as x86_64 or amd64, to its architecture."""
@@ -54,12 +46,18 @@ WORKERS = 8
 """Default number of threads of `for_each`."""
 PATIENCE_S = 3.0
 """Seconds that threads may take after Ctrl-C to stop and to remove their temporary files."""
-
 T = TypeVar("T")
 R = TypeVar("R")
 RunProgram = Callable[..., str]
 """A function like `run_program`: `run("ip", "-j", "route")` returns the output. Raises CommandError if the program
 fails."""
+
+
+def version_numbers(text: str) -> tuple[int, ...]:
+    """Return the first version in a text as numbers: (26, 1, 5) for `1:26.1.5+dfsg1`.
+    An empty tuple if the text contains no version."""
+    match = re.search(r"\d+(?:\.\d+)+", text)
+    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def program_environment(extra: Mapping[str, str | None] | None = None) -> dict[str, str]:

@@ -24,6 +24,9 @@ Address = Annotated[
     Form(r"https?://[^/\s@]+/(\S*/)?", "https://host/ or https://host/folder/, with the slash, without a password"),
 ]
 """The URL of a folder, without a password: passwords belong in the netrc file."""
+PIP_CONFIGURATIONS = ("~/.config/pip/pip.conf", "~/.pip/pip.conf", "/etc/pip.conf")
+CA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+SYSTEM_CA = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
 class Mirrors(Model):
@@ -103,9 +106,6 @@ def offline_bundle(environ: Mapping[str, str]) -> Path:
     return settings_path(environ).with_name("offline-bundle")
 
 
-PIP_CONFIGURATIONS = ("~/.config/pip/pip.conf", "~/.pip/pip.conf", "/etc/pip.conf")
-
-
 def configured_index() -> str | None:
     """Return the URL of the Python package index in the configuration of pip. None if pip uses its default."""
     index = os.environ.get("PIP_INDEX_URL", "")
@@ -126,10 +126,6 @@ def pip_conf_text(index: str, login: tuple[str, str] | None = None) -> str:
         index = urlunsplit(address._replace(netloc=host))
     trusted = f"trusted-host = {address.hostname}\n" if address.scheme == "http" else ""
     return f"[global]\nindex-url = {index}\n{trusted}"
-
-
-CA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-SYSTEM_CA = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
 def ca_bundle(given: Path | None, environ: Mapping[str, str]) -> Path | None:

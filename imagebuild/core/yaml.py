@@ -18,6 +18,11 @@ MOST_VALUES, MOST_LEVELS = 1_000_000, 100
 """Maximum number of values in a YAML text, after each alias is replaced by its value, and how deep they are nested."""
 KINDS: Mapping[type, str] = {dict: "a mapping", list: "a list", str: "a text"}
 """Maps types of values to their names in messages."""
+WORDS = {
+    "^[A-Z][a-z]+ should ": "must ", "valid integer": "whole number", "valid ": "", " after validation.*": "",
+    " or (datetime|instance of .*)": "", "dictionary": "mapping", "tuple": "list", "string": "text",
+}  # fmt: skip
+"""Maps parts of pydantic's messages (regular expressions) to the words in messages of imagebuild."""
 
 
 def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | None:
@@ -181,13 +186,6 @@ def _place(detail: Any, data: Any) -> Loc:
             continue
         loc.append(part)
     return tuple(loc)
-
-
-WORDS = {
-    "^[A-Z][a-z]+ should ": "must ", "valid integer": "whole number", "valid ": "", " after validation.*": "",
-    " or (datetime|instance of .*)": "", "dictionary": "mapping", "tuple": "list", "string": "text",
-}  # fmt: skip
-"""Maps parts of pydantic's messages (regular expressions) to the words in messages of imagebuild."""
 
 
 def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:

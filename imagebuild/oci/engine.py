@@ -38,6 +38,9 @@ LOADED = "imagebuild-verify"
 HEAD_SIZE = 8
 """Size in bytes of the header before each piece of a program's output: 1 byte for the stream (stdout or stderr), 3
 unused bytes, 4 bytes for the length."""
+CONTENT = "containerd/daemon/io.containerd.content.v1.content"
+"""Folder of all blobs, below the root folder of an engine with containerd's image store. Like an OCI layout, it has a
+subfolder `blobs/sha256`."""
 
 
 @dataclass(frozen=True)
@@ -267,11 +270,6 @@ def output_frames(stream: IO[bytes]) -> Iterator[bytes]:
         if len(head) < HEAD_SIZE or len(data) < size:
             raise ConnectionError("the engine stopped in the middle of a program's output")
         yield data
-
-
-CONTENT = "containerd/daemon/io.containerd.content.v1.content"
-"""Folder of all blobs, below the root folder of an engine with containerd's image store. Like an OCI layout, it has a
-subfolder `blobs/sha256`."""
 
 
 def blobs_of_engine(client: DockerClient) -> Path:

@@ -32,6 +32,12 @@ from imagebuild.oci.reference import ImageReference
 if TYPE_CHECKING:
     from imagebuild.oci.registry import Registry, Repository
 
+LAYER_TYPES = re.compile(
+    r"application/vnd\.(oci\.image\.layer(\.nondistributable)?\.v1\.tar(\+gzip|\+zstd)?"
+    r"|docker\.image\.rootfs(\.foreign)?\.diff\.tar(\.gzip|\.zstd)?)"
+)
+"""Media types of the layers that engines unpack."""
+
 
 @dataclass(frozen=True)
 class PlatformImage:
@@ -138,13 +144,6 @@ def images_of(items: Iterable[Descriptor]) -> list[Descriptor]:
     """Return the images in an index, in the order in which engines choose: the first one for a platform.
     Engines choose an entry without platform only if no other entry is for their platform."""
     return sorted(filter(is_image, items), key=lambda item: item.platform is None)
-
-
-LAYER_TYPES = re.compile(
-    r"application/vnd\.(oci\.image\.layer(\.nondistributable)?\.v1\.tar(\+gzip|\+zstd)?"
-    r"|docker\.image\.rootfs(\.foreign)?\.diff\.tar(\.gzip|\.zstd)?)"
-)
-"""Media types of the layers that engines unpack."""
 
 
 def image_of(

@@ -53,6 +53,19 @@ EMPTY = b"{}"
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 TITLE = "org.opencontainers.image.title"
 """Annotation with the file name of an attachment."""
+USUAL_VARIANTS = {"amd64": "v1", "arm64": "v8", "arm": "v7"}
+"""Variant of each architecture that means the same as no variant."""
+MOST_MANIFESTS = 1000
+"""Maximum number of manifests in an index, and of attachments of an image. Each of them costs requests."""
+REFERRERS_TAG = re.compile(r"sha256-([0-9a-f]{64})(?:\.([a-z]+))?")
+"""Matches tags that do not name images: tags of lists of attachments, and tags of attachments that cosign 2 wrote."""
+UNREADABLE = (EOFError, OSError, ValueError, zlib.error, zstandard.ZstdError)
+"""Errors caused by damaged or truncated content."""
+INDEX_FILE, MARK_FILE = "index.json", "oci-layout"
+BLOBS = "blobs/sha256"
+MEMBER = re.compile(rf"(?:\./)?({INDEX_FILE}|{MARK_FILE}|{BLOBS}/[0-9a-f]{{64}})")
+"""Matches the members of an archive that belong to a layout."""
+NO_IMAGE = "neither an OCI image layout nor an archive with one, as `docker save` writes it since Docker 25"
 
 
 @dataclass(frozen=True)
@@ -159,10 +172,6 @@ def encode_json(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
 
 
-USUAL_VARIANTS = {"amd64": "v1", "arm64": "v8", "arm": "v7"}
-"""Variant of each architecture that means the same as no variant."""
-
-
 def platform_of(document: Mapping[str, Any]) -> str:
     """Return the platform in a configuration or a descriptor, such as `linux/amd64` or `linux/arm/v6`.
     The usual variant of an architecture is left out, as engines treat it as no variant. A part is `unknown` if it is
@@ -188,10 +197,6 @@ def annotations_of(document: Mapping[str, Any]) -> Mapping[str, str]:
     return cast(Mapping[str, str], notes)
 
 
-MOST_MANIFESTS = 1000
-"""Maximum number of manifests in an index, and of attachments of an image. Each of them costs requests."""
-
-
 def manifests_of(document: Mapping[str, Any]) -> tuple[Descriptor, ...]:
     """Return the manifests in an index. Return an empty tuple if the document is itself a manifest.
     Raises LookupError, TypeError, ValueError or AttributeError if the document is not an index of manifests."""
@@ -205,10 +210,6 @@ def index_document(manifests: Iterable[Descriptor]) -> bytes:
     """Return an index that lists the given manifests in the given order, as canonical JSON."""
     items = [item.to_json() for item in manifests]
     return encode_json({"schemaVersion": 2, "mediaType": INDEX, "manifests": items})
-
-
-REFERRERS_TAG = re.compile(r"sha256-([0-9a-f]{64})(?:\.([a-z]+))?")
-"""Matches tags that do not name images: tags of lists of attachments, and tags of attachments that cosign 2 wrote."""
 
 
 def referrers_tag(digest: str) -> str:
@@ -270,10 +271,6 @@ class Blob:
         return "gzip" if start.startswith(GZIP) else "zstd" if start == ZSTD else ""
 
 
-UNREADABLE = (EOFError, OSError, ValueError, zlib.error, zstandard.ZstdError)
-"""Errors caused by damaged or truncated content."""
-
-
 @contextmanager
 def layer_members(blob: Blob) -> Iterator[Iterator[tuple[Archive, Member, str]]]:
     """Open a layer, and yield an iterator over its members.
@@ -292,13 +289,6 @@ def layer_members(blob: Blob) -> Iterator[Iterator[tuple[Archive, Member, str]]]
         if (size := blob.file.stat().st_size) != blob.size:
             raise TarError(f"its size is {size} bytes, but {blob.size} in the manifest")
         yield members(Archive(decompressed(file) if blob.may_be_compressed else iter(lambda: file.read(CHUNK), b"")))
-
-
-INDEX_FILE, MARK_FILE = "index.json", "oci-layout"
-BLOBS = "blobs/sha256"
-MEMBER = re.compile(rf"(?:\./)?({INDEX_FILE}|{MARK_FILE}|{BLOBS}/[0-9a-f]{{64}})")
-"""Matches the members of an archive that belong to a layout."""
-NO_IMAGE = "neither an OCI image layout nor an archive with one, as `docker save` writes it since Docker 25"
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,8 @@ def parse_reference(text: str) -> ImageReference:
     `debian:13` stands for `docker.io/library/debian:13`. Raises ConfigError if the text is not a reference."""
     match = _REFERENCE.fullmatch(full_reference(text))
     if not match:
-        raise ConfigError(
-            f"{text}: not the name of an image; write registry/repository:tag or registry/repository@digest"
-        )
+        remedy = "write registry/repository:tag or registry/repository@digest"
+        raise ConfigError(f"{text}: not the name of an image; {remedy}")
     return ImageReference(**match.groupdict())
 
 

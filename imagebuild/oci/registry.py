@@ -31,30 +31,13 @@ from imagebuild.core.fields import DIGEST
 from imagebuild.core.files import temporary_file
 from imagebuild.core.http import AGENT, PATIENCE, Client, Patience, TryAgain, describe_answer, errors_in, json_of
 from imagebuild.core.run import for_each
-from imagebuild.oci.layout import (
-    EMPTY,
-    INDEX,
-    MANIFEST_TYPES,
-    MOST_BYTES,
-    MOST_MANIFESTS,
-    Attachment,
-    BlobStream,
-    Descriptor,
-    Layout,
-    Manifest,
-    annotations_of,
-    blobs_of,
-    digest_of,
-    index_document,
-    manifests_of,
-    referrers_tag,
-)
+from imagebuild.oci import layout
 from imagebuild.oci.reference import api_address, is_loopback, parse_reference
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-ACCEPT = {"Accept": ", ".join(MANIFEST_TYPES)}
+ACCEPT = {"Accept": ", ".join(layout.MANIFEST_TYPES)}
 TAGS_PER_REQUEST = 1000
 JOBS = 4
 """Number of blobs that are copied in parallel. More parallel copies are not faster, and registries limit requests."""
@@ -144,10 +127,8 @@ class Registry:
             # Uploads may go to another server, with its own authentication.
             return self._send(method, url, **options)
         if there.scheme != here.scheme:
-            raise CommandError(
-                f"{self.host}: sends uploads to {there.scheme}://{there.netloc}; if the registry is behind a proxy, "
-                "make the proxy set X-Forwarded-Proto"
-            )
+            remedy = "if the registry is behind a proxy, make the proxy set X-Forwarded-Proto"
+            raise CommandError(f"{self.host}: sends uploads to {there.scheme}://{there.netloc}; {remedy}")
         shown = self._logins.get(scopes, "")
         answer = self._send(method, url, authorization=shown, **options)
         if answer.status_code == HTTPStatus.UNAUTHORIZED:
@@ -222,7 +203,7 @@ def retried(method: Callable[Concatenate[Repository, P], T]) -> Callable[Concate
 
     @functools.wraps(method)
     def repeated(self: Repository, /, *args: P.args, **options: P.kwargs) -> T:
-        named = (argument for argument in args if isinstance(argument, str | Manifest | Descriptor))
+        named = (argument for argument in args if isinstance(argument, str | layout.Manifest | layout.Descriptor))
         names = [argument if isinstance(argument, str) else argument.digest for argument in named]
         what = " ".join([f"{self}:", method.__name__.strip("_").replace("_", " "), *names])
         return self.registry.client.retried(what, lambda: method(self, *args, **options))
@@ -269,7 +250,7 @@ class Repository:
 
     def check_writable(self) -> None:
         """Raise CommandError if imagebuild cannot write to this repository. To find out, upload a blob of two bytes."""
-        self.put_blob(EMPTY, digest_of(EMPTY))
+        self.put_blob(layout.EMPTY, layout.digest_of(layout.EMPTY))
 
     @retried
     def digest(self, reference: str) -> str | None:
@@ -288,30 +269,30 @@ class Repository:
         return self.digest(digest) is not None
 
     @retried
-    def find(self, reference: str) -> Manifest | None:
+    def find(self, reference: str) -> layout.Manifest | None:
         """Return the manifest of a tag or digest. None if the manifest does not exist.
         Raises ResultError if it is not a manifest or index."""
         answer = self._request("GET", f"manifests/{reference}", headers=ACCEPT)
         if answer.status_code == HTTPStatus.NOT_FOUND:
             return None
         self._expect(answer, f"manifest {reference}", HTTPStatus.OK)
-        manifest = Manifest(answer.content, answer.headers.get("Content-Type", "").partition(";")[0])
+        manifest = layout.Manifest(answer.content, answer.headers.get("Content-Type", "").partition(";")[0])
         expected = reference if ":" in reference else answer.headers.get("Docker-Content-Digest", manifest.digest)
         if expected != manifest.digest:
             raise TryAgain(f"{self}: the registry sent a manifest with the digest {manifest.digest}, not {expected}")
         self._listed(reference, manifest)
         return manifest
 
-    def _listed(self, what: str, found: Manifest | Mapping[str, Any]) -> tuple[Descriptor, ...]:
+    def _listed(self, what: str, found: layout.Manifest | Mapping[str, Any]) -> tuple[layout.Descriptor, ...]:
         try:
-            document = found.document if isinstance(found, Manifest) else found
-            annotations_of(document)
-            return manifests_of(document)
+            document = found.document if isinstance(found, layout.Manifest) else found
+            layout.annotations_of(document)
+            return layout.manifests_of(document)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             problem = f"{type(error).__name__}: {error}"
             raise ResultError(f"{self}: {what} is not a manifest or index: {problem}; delete it there") from None
 
-    def manifest(self, digest: str) -> Manifest:
+    def manifest(self, digest: str) -> layout.Manifest:
         """Return the manifest of a digest. Raises CommandError if the manifest does not exist."""
         if manifest := self.find(digest):
             return manifest
@@ -319,7 +300,7 @@ class Repository:
         raise CommandError(f"{self}@{digest}: does not exist in the registry; {remedy}")
 
     @retried
-    def put_manifest(self, manifest: Manifest, tag: str = "") -> str:
+    def put_manifest(self, manifest: layout.Manifest, tag: str = "") -> str:
         """Store a manifest by its digest or by a tag, unless it is stored already.
         Return the digest that the registry has stored. If this is not the digest of the manifest, another client has
         moved the tag in the meantime."""
@@ -348,9 +329,8 @@ class Repository:
             self._expect(answer, "tags", HTTPStatus.OK)
             document = json_of(answer)
             if not document:
-                raise CommandError(
-                    f"{self}: tags: {self.registry.host} does not answer as a registry; check the name of the registry"
-                )
+                remedy = "check the name of the registry"
+                raise CommandError(f"{self}: tags: {self.registry.host} does not answer as a registry; {remedy}")
             tags += document.get("tags") or ()
         return tuple(dict.fromkeys(tags))
 
@@ -385,17 +365,17 @@ class Repository:
         if f"sha256:{content.hexdigest()}" != digest:
             raise TryAgain(f"{self}: the registry sent wrong content for blob {digest}")
 
-    def content(self, blob: Descriptor) -> BlobStream:
+    def content(self, blob: layout.Descriptor) -> layout.BlobStream:
         """Return a stream of a blob."""
-        return BlobStream(blob.size, lambda: self.chunks(blob.digest, blob.size))
+        return layout.BlobStream(blob.size, lambda: self.chunks(blob.digest, blob.size))
 
     @retried
     def blob(self, digest: str) -> bytes:
         """Return the content of a small blob. Raises CommandError if the blob is larger than MOST_BYTES."""
-        return b"".join(self.chunks(digest, MOST_BYTES))
+        return b"".join(self.chunks(digest, layout.MOST_BYTES))
 
     @retried
-    def fetch(self, blob: Descriptor, path: Path) -> None:
+    def fetch(self, blob: layout.Descriptor, path: Path) -> None:
         """Write a blob to a file, unless the file exists. The file appears only when it is complete.
         Raises ResultError if the file cannot be written."""
         if path.exists():
@@ -411,7 +391,7 @@ class Repository:
         except OSError as error:
             raise ResultError(f"{path}: cannot be written: {error.strerror}; set TMPDIR to another folder") from None
 
-    def take(self, blob: Descriptor, source: Repository | Layout) -> Counter[str]:
+    def take(self, blob: layout.Descriptor, source: Repository | layout.Layout) -> Counter[str]:
         """Copy a blob from a layout or another repository.
         A blob in the same registry is mounted (no bytes are sent). Return the same numbers as `put_blob`."""
         is_near = isinstance(source, Repository) and source.registry.host == self.registry.host
@@ -419,7 +399,7 @@ class Repository:
         return self.put_blob(source.content(blob), blob.digest, near)
 
     @retried
-    def put_blob(self, content: bytes | BlobStream, digest: str, source: str = "") -> Counter[str]:
+    def put_blob(self, content: bytes | layout.BlobStream, digest: str, source: str = "") -> Counter[str]:
         """Store a blob, unless it is stored already: mount it from the repository `source`, or upload it.
         `source` is in the same registry. Return `Counter(mounted=1)`, or the number of `blobs` and `bytes` uploaded."""
         what, uploads = f"upload of {digest}", "blobs/uploads/"
@@ -434,9 +414,8 @@ class Repository:
             opened = self._request("POST", uploads)
         self._expect(opened, what, HTTPStatus.ACCEPTED)
         if not (location := opened.headers.get("Location")):
-            raise CommandError(
-                f"{self}: the server does not say where to upload; check that this is a container registry"
-            )
+            remedy = "check that this is a container registry"
+            raise CommandError(f"{self}: the server does not say where to upload; {remedy}")
         answer = self._request(
             "PUT", urljoin(opened.url, location), source, params={"digest": digest},
             data=content if len(content) else b"", timeout_s=STORE_TIMEOUT_S,
@@ -450,39 +429,38 @@ class Repository:
         return Counter(blobs=1, bytes=len(content))
 
     @retried
-    def referrers(self, digest: str) -> tuple[Descriptor, ...]:
+    def referrers(self, digest: str) -> tuple[layout.Descriptor, ...]:
         """Return the attachments of a manifest.
         They are read from the referrers API, or from the referrers tag if the registry lacks this API."""
         items = None if self.registry.lacks_referrers else self._referrers_by_api(digest)
         return self._referrers_by_tag(digest) if items is None else items
 
-    def _referrers_by_api(self, digest: str) -> tuple[Descriptor, ...] | None:
+    def _referrers_by_api(self, digest: str) -> tuple[layout.Descriptor, ...] | None:
         """Return the attachments of a manifest from the referrers API.
         None if the registry lacks this API; this is stored in `lacks_referrers`."""
-        items: list[Descriptor] = []
-        for answer in self._pages(f"referrers/{digest}", headers={"Accept": INDEX}):
+        items: list[layout.Descriptor] = []
+        for answer in self._pages(f"referrers/{digest}", headers={"Accept": layout.INDEX}):
             self._expect(answer, f"attachments of {digest}", HTTPStatus.OK, *NO_SUCH_API)
-            if answer.status_code in NO_SUCH_API or not answer.headers.get("Content-Type", "").startswith(INDEX):
+            if answer.status_code in NO_SUCH_API or not answer.headers.get("Content-Type", "").startswith(layout.INDEX):
                 # A registry with the API answers with an OCI error, for example for an unknown repository.
                 self.registry.lacks_referrers = not errors_in(answer)
                 return None
             items += self._listed(f"the list of attachments of {digest}", json_of(answer))
-        if len(items) > MOST_MANIFESTS:
-            raise ResultError(
-                f"{self}: {digest} has more than {MOST_MANIFESTS} attachments; delete those that you do not know"
-            )
+        if len(items) > layout.MOST_MANIFESTS:
+            remedy = "delete those that you do not know"
+            raise ResultError(f"{self}: {digest} has more than {layout.MOST_MANIFESTS} attachments; {remedy}")
         return tuple({item.digest: item for item in items}.values())
 
-    def _referrers_by_tag(self, digest: str) -> tuple[Descriptor, ...]:
-        index = self.find(referrers_tag(digest))
-        return manifests_of(index.document) if index else ()
+    def _referrers_by_tag(self, digest: str) -> tuple[layout.Descriptor, ...]:
+        index = self.find(layout.referrers_tag(digest))
+        return layout.manifests_of(index.document) if index else ()
 
-    def attach(self, subject: Descriptor, attachment: Attachment) -> str:
+    def attach(self, subject: layout.Descriptor, attachment: layout.Attachment) -> str:
         """Store an attachment of a manifest, unless it is stored already. Return the digest of the attachment."""
         manifest = attachment.manifest(subject)
         own = manifest.as_referrer
-        for data in (EMPTY, attachment.content):
-            self.put_blob(data, digest_of(data))
+        for data in (layout.EMPTY, attachment.content):
+            self.put_blob(data, layout.digest_of(data))
         self.put_manifest(manifest)
         for _ in range(MOST_LISTINGS):
             start = time.monotonic()
@@ -491,14 +469,14 @@ class Repository:
             if own.digest in {item.digest for item in (*by_registry, *by_tag)}:
                 return own.digest
             # Sorted, so that concurrent publishers write the same index. Another publisher may overwrite this index.
-            index = index_document(sorted((*by_tag, own), key=lambda item: item.digest))
-            self.put_manifest(Manifest(index, INDEX), referrers_tag(subject.digest))
+            index = layout.index_document(sorted((*by_tag, own), key=lambda item: item.digest))
+            self.put_manifest(layout.Manifest(index, layout.INDEX), layout.referrers_tag(subject.digest))
             pause = max(SETTLED_S, 2 * (time.monotonic() - start)) * (1 + random.random())  # noqa: S311
             self.registry.client.stopped.wait(pause)
         raise CommandError(f"{self}: other publishers keep changing the list of attachments; try again later")
 
 
-def copy_image(digest: str, source: Repository | Layout, target: Repository | Layout) -> Counter[str]:
+def copy_image(digest: str, source: Repository | layout.Layout, target: Repository | layout.Layout) -> Counter[str]:
     """Copy an image or an index with all its images to another place, with the same digest.
     Existing blobs are not copied. Blobs are mounted if possible, and otherwise streamed through this machine. Return
     the number of `manifests` and `blobs` that were sent, their `bytes`, and the number of `mounted` blobs. Raises
@@ -507,26 +485,28 @@ def copy_image(digest: str, source: Repository | Layout, target: Repository | La
     if target.has(digest):
         return Counter()
     manifest = source.manifest(digest)
-    moved = sum((copy_image(child.digest, source, target) for child in manifests_of(manifest.document)), Counter[str]())
+    moved = sum(
+        (copy_image(child.digest, source, target) for child in layout.manifests_of(manifest.document)), Counter[str]()
+    )
     registries = [place.registry for place in (source, target) if isinstance(place, Repository)]
-    parts = blobs_of(manifest.document)
+    parts = layout.blobs_of(manifest.document)
     moved += sum(for_each(lambda blob: target.take(blob, source), parts, *registries, jobs=JOBS), Counter())
     target.put_manifest(manifest)
     return moved + Counter(manifests=1, bytes=len(manifest.content))
 
 
-def push_image(layout: Layout, digest: str, target: Repository, tag: str = "") -> Counter[str]:
+def push_image(source: layout.Layout, digest: str, target: Repository, tag: str = "") -> Counter[str]:
     """Push an image, or an index with all its images, from a layout. Existing blobs are not sent.
     The tag is set last. Raises ResultError if the layout is incomplete, and CommandError if the registry fails."""
-    moved = copy_image(digest, layout, target)
+    moved = copy_image(digest, source, target)
     if tag:
-        target.put_manifest(layout.manifest(digest), tag)
+        target.put_manifest(source.manifest(digest), tag)
     return moved
 
 
-def pull_image(reference: str, layout: Layout) -> str:
+def pull_image(reference: str, target: layout.Layout) -> str:
     """Pull `image:tag@digest` with all its platforms into a layout. Return the digest."""
     name = parse_reference(reference)
-    layout.start()
-    copy_image(name.wanted, connect_registry(name.host).at(name.repository), layout)
+    target.start()
+    copy_image(name.wanted, connect_registry(name.host).at(name.repository), target)
     return name.wanted

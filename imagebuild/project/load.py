@@ -77,10 +77,8 @@ def load_components(folder: Path, mistakes: Mistakes) -> dict[str, YamlFile[Comp
             components[place.name] = document
         for other in sorted(place.glob("[!.]*")):
             if other.name not in PARTS and other.suffix != ".md":
-                mistakes.add(
-                    f"{other}:1",
-                    f"is not a file of a component; remove it (a component may contain {', '.join(PARTS)})",
-                )
+                remedy = f"remove it (a component may contain {', '.join(PARTS)})"
+                mistakes.add(f"{other}:1", f"is not a file of a component; {remedy}")
     return components
 
 

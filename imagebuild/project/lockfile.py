@@ -26,6 +26,20 @@ the content)."""
 GLIBC = ("manylinux2010", "manylinux2014", *(f"manylinux_2_{minor}" for minor in range(12, 36)))
 """Platform tags of the wheels that run with the glibc of the images. The script `fetch-wheels` of the component `fetch`
 accepts the same tags."""
+REPLACED_HAS = ("bin", "include", "lib", "lib/pkgconfig")
+"""Subfolders that another component contains if it replaces a folder of the archive. Paths of other subfolders of the
+replaced folder are left out of the environment variables."""
+SHELL_ACTS = re.compile(r"[^\w./:=,+@%~ -]")
+"""A character that a shell or Dockerfile may act on, or a control character."""
+LOADS_CODE = ("LD_AUDIT", "LD_PRELOAD", "BASH_ENV", "ENV", "PERL*", "PYTHON*")
+"""Shell patterns of variables with which a path starts code in every program."""
+KINDS: Mapping[str, str] = {
+    "archives": "archive", "git": "git", "images": "image", "repositories": "packages", "wheels": "wheels",
+}  # fmt: skip
+"""Maps each field of the lock that contains entries to the word that messages use for such an entry."""
+Key = tuple[str, str]
+"""Key of an entry in the lock: the field, and the name in the field, such as `("git", "https://example.org/x.git
+v1")`."""
 
 
 class Wheel(Model):
@@ -60,16 +74,6 @@ class TreeFacts(Model):
     """Libraries that files of the archive need, but the archive does not contain."""
     built_in: tuple[str, ...] = ()
     """Folders of the build machine that text files in the archive still name."""
-
-
-REPLACED_HAS = ("bin", "include", "lib", "lib/pkgconfig")
-"""Subfolders that another component contains if it replaces a folder of the archive. Paths of other subfolders of the
-replaced folder are left out of the environment variables."""
-
-SHELL_ACTS = re.compile(r"[^\w./:=,+@%~ -]")
-"""A character that a shell or Dockerfile may act on, or a control character."""
-LOADS_CODE = ("LD_AUDIT", "LD_PRELOAD", "BASH_ENV", "ENV", "PERL*", "PYTHON*")
-"""Shell patterns of variables with which a path starts code in every program."""
 
 
 class Unpacked(Model):
@@ -265,12 +269,6 @@ class Lock(Model):
             yield from (((kind, name), entry) for name, entry in getattr(self, kind).items())
 
 
-KINDS: Mapping[str, str] = {
-    "archives": "archive", "git": "git", "images": "image", "repositories": "packages", "wheels": "wheels",
-}  # fmt: skip
-"""Maps each field of the lock that contains entries to the word that messages use for such an entry."""
-
-
 @dataclass(frozen=True)
 class BaseImage:
     """An image in a registry."""
@@ -328,9 +326,6 @@ class PackageSource:
 Source = BaseImage | Archive | GitRef | WheelSet | PackageSource
 
 
-Key = tuple[str, str]
-"""Key of an entry in the lock: the field, and the name in the field, such as `("git", "https://example.org/x.git
-v1")`."""
 Entry = str | LockedArchive | LockedImage | LockedRepository | tuple[Wheel, ...]
 """Entry of the lock for a source: a hash, a commit, an image, …"""
 

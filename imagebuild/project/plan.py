@@ -356,10 +356,8 @@ def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes
             )
             mistakes.add_once(f"{where}: publish.staging", problem)
         if name in {tag.rpartition(":")[0] for tag in (*target.tags, *target.aliases)}:
-            mistakes.add(
-                where,
-                f"publish.staging: {name} is the published repository of {target.image}; choose another repository",
-            )
+            remedy = "choose another repository"
+            mistakes.add(where, f"publish.staging: {name} is the published repository of {target.image}; {remedy}")
 
 
 def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:

@@ -38,9 +38,8 @@ def files_at_revision(reference: str, folder: Path, run: RunProgram = run_progra
         git.check_out(top, commit, Path(name), run)
         there = Path(name) / place.relative_to(top)
         if not (there / MATRIX).is_file():
-            raise ConfigError(
-                f"{reference}: has no {place.relative_to(top) / MATRIX}; name a revision that contains this file"
-            )
+            remedy = "name a revision that contains this file"
+            raise ConfigError(f"{reference}: has no {place.relative_to(top) / MATRIX}; {remedy}")
         try:
             yield there
         except ConfigError as error:

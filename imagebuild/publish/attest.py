@@ -13,14 +13,7 @@ from imagebuild.bench.verification import VerifyResult
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Model
 from imagebuild.core.yaml import read_written
-from imagebuild.oci.attestation import (
-    PREDICATE_DIGEST,
-    SIGNATURE,
-    attestation_of,
-    kind_of,
-    list_attestations,
-    read_attestation,
-)
+from imagebuild.oci import attestation
 from imagebuild.oci.image import image_in_registry
 from imagebuild.oci.layout import Descriptor, digest_of
 from imagebuild.oci.reference import ImageReference
@@ -91,15 +84,15 @@ def verify_attachments(
     attachment is not detected. A tag is resolved to a digest only once, so all outcomes are about the same image.
     Raises ConfigError if the image does not exist or `required` is not valid, CommandError if the registry fails, and
     ResultError if `reference` does not name an image."""
-    known = (*PREDICATES, SIGNATURE)
+    known = (*PREDICATES, attestation.SIGNATURE)
     if unknown := [kind for kind in required if kind not in known]:
         raise ConfigError(f"--require {unknown[0]}: unknown kind; use one of {', '.join(known)}")
-    if SIGNATURE in required and not trust:
+    if attestation.SIGNATURE in required and not trust:
         raise ConfigError(f"--require signature: the signer is not named; add {SIGNER_OPTIONS}")
     found = image_in_registry(str(reference), reference, registry, Path())
     place, index = registry.at(reference.repository), str(found.digest)
     platforms = {platform: str(found.image(platform).digest) for platform in sorted(found.platforms)}
-    asked = {*required, *([SIGNATURE] if trust else [])}
+    asked = {*required, *([attestation.SIGNATURE] if trust else [])}
     findings = []
     for name, digest in {**({} if index in platforms.values() else {INDEX: index}), **platforms}.items():
         members = platforms if name == INDEX else {name: digest}
@@ -107,7 +100,7 @@ def verify_attachments(
         if trust:
             problem = trust.image_problem(reference.at(digest))
             signed = problem or "signed by the named key or identity"
-            judged.append((SIGNATURE, "failed" if problem else "passed", signed, None))
+            judged.append((attestation.SIGNATURE, "failed" if problem else "passed", signed, None))
         none = f"the registry contains no attachment of this kind{' with a trusted signature' if trust else ''}"
         counted = {kind for kind, outcome, *_ in judged if outcome != "skipped"}
         absent = [kind for kind in PREDICATES if kind not in counted and name != INDEX]
@@ -231,8 +224,8 @@ def missing_attachments(
     missing: list[tuple[Descriptor, NewAttachment]] = []
     for subject, attachments in wanted:
         listed = [
-            (identity(kind_of(item), item.annotations.get(PREDICATE_DIGEST, "")), item)
-            for item in list_attestations(place, subject.digest)
+            (identity(attestation.kind_of(item), item.annotations.get(attestation.PREDICATE_DIGEST, "")), item)
+            for item in attestation.list_attestations(place, subject.digest)
         ]
         present = Counter(same for same, _ in listed)
         if signer and listed:
@@ -240,7 +233,7 @@ def missing_attachments(
             # Signatures are verified only for attachments with the wanted content. An image gets a new scan every week,
             # so verifying all attachments would take longer and longer.
             asked = {identity(new.kind, digest_of(new.content)) for new in attachments}
-            read = [read_attestation(place, item, subject.digest) for same, item in listed if same in asked]
+            read = [attestation.read_attestation(place, item, subject.digest) for same, item in listed if same in asked]
             trusted = [item for item in read if not signer.attestation_problem(item, manifest)]
             present = Counter(identity(item.kind, digest_of(item.content)) for item in trusted)
         for new in attachments:
@@ -259,5 +252,5 @@ def attach(place: Repository, subject: Descriptor, new: NewAttachment, signer: S
     bundle = b""
     if signer:
         bundle = signer.attest(new.kind, new.content, name, place.manifest(subject.digest).content)
-    attachment = attestation_of(new.kind, new.content, subject, name, created=new.created, bundle=bundle)
+    attachment = attestation.attestation_of(new.kind, new.content, subject, name, created=new.created, bundle=bundle)
     return place.attach(subject, attachment)

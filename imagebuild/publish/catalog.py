@@ -33,6 +33,10 @@ READ_ERRORS = (CommandError, ConfigError, ResultError, LookupError, TypeError, V
 errors as problems."""
 REVISION = "org.opencontainers.image.revision"
 """Annotation of an index. The value is the git commit from which the images in the index were built."""
+BEGIN, END = "<!-- images:begin -->", "<!-- images:end -->"
+MOST_VALUES = 3
+"""Maximum number of values of an axis in a table cell. If an axis with numbers has more values, the cell contains only
+the first and the last value."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +69,8 @@ class CatalogReader:
         images: list[records.PublishedImage] = []
         names = {tag.rpartition(":")[0]: t.image for t in self.plan.targets for tag in (*t.tags, *t.aliases)}
         if bare := [name for name in names if full_reference(name) != name]:
-            raise ConfigError(
-                f"catalog: {bare[0]} does not name a registry; add --registry, or add `repository:` to the matrix"
-            )
+            remedy = "add --registry, or add `repository:` to the matrix"
+            raise ConfigError(f"catalog: {bare[0]} does not name a registry; {remedy}")
         registries = {host: self.connect(host) for host in {parse_reference(name).host for name in names}}
         for name, image in names.items():
             reference = parse_reference(name)
@@ -197,20 +200,13 @@ def checks_summary(result: VerifyResult) -> records.Checks:
     )  # fmt: skip
 
 
-BEGIN, END = "<!-- images:begin -->", "<!-- images:end -->"
-MOST_VALUES = 3
-"""Maximum number of values of an axis in a table cell. If an axis with numbers has more values, the cell contains only
-the first and the last value."""
-
-
 def replace_table(name: str, text: str, table: str) -> str:
     """Return a text in which the table between the two markers is replaced with a new table.
     `name` is the name of the file. Raises ConfigError unless the text contains each marker once, `BEGIN` before `END`.
     """
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ConfigError(
-            f"{name}: table markers are missing, repeated or swapped; write one line {BEGIN} and, below, one line {END}"
-        )
+        remedy = f"write one line {BEGIN} and, below, one line {END}"
+        raise ConfigError(f"{name}: table markers are missing, repeated or swapped; {remedy}")
     before, _, rest = text.partition(BEGIN)
     return f"{before}{BEGIN}\n{table}{END}{rest.partition(END)[2]}"
 

@@ -27,6 +27,8 @@ from imagebuild.verify.runner import EXEC
 READABLE = "readable"
 """Name of the check that passes if the files of the image could be read. If this check passed, the image may be
 published although another check of the image's files was skipped: the skipped check does not apply to the image."""
+DIRTY = "-dirty"
+"""Suffix of the commit in a build result if files had uncommitted changes during the build."""
 
 
 @dataclass(frozen=True)
@@ -241,10 +243,6 @@ def _fits(rule: PublishRule, pattern: str) -> bool:
     """Return whether a pattern in `publish.require` matches a check.
     A verdict on speed, such as `nccl/all-reduce-speed`, matches only patterns with the suffix `-speed`."""
     return fnmatchcase(rule.name, pattern) and (not rule.name.endswith(SPEED) or pattern.endswith(SPEED))
-
-
-DIRTY = "-dirty"
-"""Suffix of the commit in a build result if files had uncommitted changes during the build."""
 
 
 def fill_tags(templates: Sequence[str], builds: Collection[BuildResult], revision: str) -> tuple[tuple[str, ...], str]:

@@ -20,6 +20,8 @@ from imagebuild.verify.subject import ImageFinder
 Changes = dict[str, tuple[str | None, str | None]]
 """Maps the name of each difference to the value in the first image and the value in the second image. None: the image
 has no such value."""
+DPKG = "var/lib/dpkg/status"
+"""Path of dpkg's list of installed packages."""
 
 
 class ComparedImage(Model):
@@ -80,10 +82,6 @@ def compare_images(
 
 def _differences(a: Mapping[str, str], b: Mapping[str, str]) -> Changes:
     return {name: (a.get(name), b.get(name)) for name in dict.fromkeys((*a, *b)) if a.get(name) != b.get(name)}
-
-
-DPKG = "var/lib/dpkg/status"
-"""Path of dpkg's list of installed packages."""
 
 
 def _packages(image: PlatformImage, notes: list[str], trust: Signer | None) -> dict[str, str]:

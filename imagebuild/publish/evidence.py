@@ -44,6 +44,9 @@ FILES: Mapping[type[BaseModel], frozenset[str]] = {
 }
 """Maps the Python type of each result file to the JSON keys by which imagebuild recognises the file. Provenance is left
 out, because `publish` creates the provenance itself."""
+UNNAMED = "an image without a digest"
+BUILD_FILES = frozenset({"bake.json", "bake-caches.json", "metadata.json"})
+"""Names of JSON files that are not results, and that `imagebuild build` writes beside its results."""
 
 
 def latest_time() -> str:
@@ -106,9 +109,6 @@ def attached_packages(place: Repository, digest: str, trust: Signer | None) -> t
     return ()
 
 
-UNNAMED = "an image without a digest"
-
-
 def mismatch(value: BaseModel, digest: str, platform: str, indexes: Collection[str]) -> str:
     """Return the reason why a result is not about an image. Return an empty string if the result is about the image.
     `digest` and `platform` identify the image. `indexes` are the digests of the indexes that list the image. If the
@@ -162,10 +162,6 @@ class Evidence:
 
     def of_type(self, kind: type[T_co]) -> Sequence[EvidenceFile[T_co]]:
         return [cast(EvidenceFile[T_co], file) for file in self.files if isinstance(file.value, kind)]
-
-
-BUILD_FILES = frozenset({"bake.json", "bake-caches.json", "metadata.json"})
-"""Names of JSON files that are not results, and that `imagebuild build` writes beside its results."""
 
 
 def _json_files(folder: Path) -> Iterator[Path]:

@@ -18,6 +18,9 @@ from imagebuild.project.records import ScanResult
 from imagebuild.publish.evidence import attached_packages
 from imagebuild.publish.signatures import Signer
 
+WORKERS = 8
+"""Maximum number of images that are read at the same time."""
+
 
 class NewestImage(Model):
     """The newest published image of a target for one platform, and the available updates for packages in the image."""
@@ -44,10 +47,6 @@ class Freshness(Model):
     vulnerability in a package fails the image and a fixed version exists."""
     verified_by: str | None = None
     """The key or identity whose SBOMs count. None: signatures were not checked."""
-
-
-WORKERS = 8
-"""Maximum number of images that are read at the same time."""
 
 
 def published_images(targets: Sequence[Target], connect: Callable[[str], Registry]) -> list[NewestImage]:

@@ -22,6 +22,12 @@ dependency in the lock."""
 FOLDER_URI = "urn:imagebuild:folder:"
 """Prefix of the URI of a dependency that was a local folder on the build machine. The content of such a folder is
 unknown."""
+BUILD_TYPE = "urn:imagebuild:build-type:v1"
+"""The build type that imagebuild writes into provenance. docs/supply-chain.md describes the parameters of the build
+type."""
+BUILDER = "urn:imagebuild:builder:"
+LEVEL = "none claimed: the builder writes the provenance itself, and everybody who starts a build can change the output"
+PROJECT = "project"
 
 
 class Resource(BaseModel):
@@ -76,14 +82,6 @@ def _resources(
             notes = {"suite": suite, "key": key, "fingerprint": repository.fingerprint}
             notes |= {f"package:{name}": version for name, version in sorted(repository.packages.items())}
             yield Resource(name=url, uri=url, annotations=notes)
-
-
-BUILD_TYPE = "urn:imagebuild:build-type:v1"
-"""The build type that imagebuild writes into provenance. docs/supply-chain.md describes the parameters of the build
-type."""
-BUILDER = "urn:imagebuild:builder:"
-LEVEL = "none claimed: the builder writes the provenance itself, and everybody who starts a build can change the output"
-PROJECT = "project"
 
 
 class Provenance(BaseModel):

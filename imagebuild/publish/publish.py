@@ -32,6 +32,17 @@ from imagebuild.render.renderer import Renderer
 
 JOBS = 4
 """Maximum number of targets that are published at the same time."""
+Connect = Callable[[str], Registry]
+"""A function that returns the registry on a host. The function always returns the same object for the same host."""
+ATTEMPT = re.compile(r"/attempts/\d+$")
+INDEX_LABELS = ("org.opencontainers.image.", "imagebuild.")
+"""Prefixes of the image labels that the index repeats as annotations."""
+KEY = "imagebuild.key"
+"""Annotation of an index. The value is the hash from `key_of_target` at the time of publishing."""
+_MARKS = {
+    "published": ("✓ published", "green"), "unchanged": ("✓ unchanged", "green"), "possible": ("- possible", "yellow"),
+    "refused": ("✗ refused", "red"), "failed": ("✗ failed", "red"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,10 +96,6 @@ class Draft:
         return [name for name, digest in self.current.items() if digest != self.index.digest]
 
 
-Connect = Callable[[str], Registry]
-"""A function that returns the registry on a host. The function always returns the same object for the same host."""
-
-
 def repository_of(name: ImageReference, connect: Connect) -> Repository:
     return connect(name.host).at(name.repository)
 
@@ -112,9 +119,8 @@ def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, con
     targets = [target for target in select_targets(plan, request.select) if request.select or target.id in built]
     if not targets:
         folders = ", ".join(map(str, request.folders))
-        raise NothingSelected(
-            f"--results {folders}: contains no result.json of a target in the plan; run `imagebuild build` first"
-        )
+        remedy = "run `imagebuild build` first"
+        raise NothingSelected(f"--results {folders}: contains no result.json of a target in the plan; {remedy}")
     hashes = (request.rendered or decide.hashes_of(renderer, targets)).targets
     if unknown := [target.id for target in targets if target.id not in hashes]:
         raise ConfigError(f"--rendered: contains no hashes of {unknown[0]}, which was not planned; remove its results")
@@ -246,9 +252,6 @@ def listed_images(top: Manifest, platform: str) -> list[tuple[str, str]]:
     return found if "manifests" in document else [(platform, top.digest)]
 
 
-ATTEMPT = re.compile(r"/attempts/\d+$")
-
-
 def _provenance(choice: decide.Choice, planned: Planned, request: PublishRequest) -> NewAttachment:
     """Return the provenance of an image as an attachment, made from the build result of the image.
     Raises ResultError if the image was built from another Dockerfile than this checkout renders. Raises ConfigError if
@@ -275,10 +278,6 @@ def _provenance(choice: decide.Choice, planned: Planned, request: PublishRequest
     return NewAttachment("provenance", encode_predicate(document))
 
 
-INDEX_LABELS = ("org.opencontainers.image.", "imagebuild.")
-"""Prefixes of the image labels that the index repeats as annotations."""
-
-
 def make_index(images: Sequence[PlatformImage], origin: Mapping[str, str], key: str) -> Manifest:
     """Return the index that lists the images of all platforms.
     The index has these annotations: the labels that all images share, the source repository and the commit in `origin`,
@@ -293,10 +292,6 @@ def make_index(images: Sequence[PlatformImage], origin: Mapping[str, str], key: 
     manifests = [image.descriptor.to_json() for image in sorted(images, key=lambda image: image.platform)]
     document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests, "annotations": annotations}
     return Manifest(encode_json(document), INDEX)
-
-
-KEY = "imagebuild.key"
-"""Annotation of an index. The value is the hash from `key_of_target` at the time of publishing."""
 
 
 def unpublished_targets(renderer: Renderer, targets: Sequence[Target], connect: Connect) -> list[Target]:
@@ -379,16 +374,13 @@ def _check_stored(place: Repository, index: Manifest) -> None:
     digests = (index.digest, *(child.digest for child in manifests_of(index.document)))
     manifests = [place.find(digest) for digest in digests]
     if lost := [digest for digest, manifest in zip(digests, manifests, strict=True) if not manifest]:
-        raise CommandError(
-            f"{place}: accepted the manifest {lost[0]}, but does not contain this manifest; "
-            "no tag was pushed; publish again"
-        )
+        advice = "no tag was pushed; publish again"
+        raise CommandError(f"{place}: accepted the manifest {lost[0]}, but does not contain this manifest; {advice}")
     blobs = {blob.digest for manifest in manifests if manifest for blob in blobs_of(manifest.document)}
     present = for_each(place.has_blob, blobs, place.registry)
     if lost := [digest for digest, has in zip(blobs, present, strict=True) if not has]:
-        raise CommandError(
-            f"{place}: does not contain blob {lost[0]}; no tag was pushed; push the image again, then publish"
-        )
+        remedy = "no tag was pushed; push the image again, then publish"
+        raise CommandError(f"{place}: does not contain blob {lost[0]}; {remedy}")
 
 
 def _judge_stored(draft: Draft, place: Repository, trust: Signer | None) -> None:
@@ -421,12 +413,6 @@ def _check_is_ours(name: ImageReference, expected: tuple[str | None, ...], found
             f"{name}: another publisher {happened} while this publisher moved the tag to {expected[0]}; "
             "decide which digest is right, and let only one publisher run at a time"
         )
-
-
-_MARKS = {
-    "published": ("✓ published", "green"), "unchanged": ("✓ unchanged", "green"), "possible": ("- possible", "yellow"),
-    "refused": ("✗ refused", "red"), "failed": ("✗ failed", "red"),
-}  # fmt: skip
 
 
 def print_published(result: PublishResult, plan: Plan) -> None:

@@ -44,9 +44,8 @@ def scan_result(
         raise ConfigError(f"{file}: contains no finding about a package of the distribution, {unproven}")
     started = report.started or in_utc(datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat())
     if started > latest_time():
-        raise ConfigError(
-            f"{file}: the scan started at {started}, which is in the future; set the clock, and scan again"
-        )
+        advice = "set the clock, and scan again"
+        raise ConfigError(f"{file}: the scan started at {started}, which is in the future; {advice}")
     findings, notes = judge_vulnerabilities(report, policy, today or datetime.now(UTC).date())
     if not policy.path.exists():
         notes.append(

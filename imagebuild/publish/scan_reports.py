@@ -17,6 +17,36 @@ from imagebuild.project.records import Severity, Vulnerability
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """All severities in ascending order; `unknown` comes first."""
 DEBSECAN = "debsecan"
+_DISTRIBUTION = re.compile(r"\bpkg:(?:apk|deb|rpm)/|\bvulnerability in (?:apk|deb|rpm) package:")
+"""How Docker Scout and grype name a package of the distribution in a message."""
+_NOT_VULNERABILITIES = frozenset({"license", "misconfiguration", "secret"})
+"""Tags of SARIF rules for results that are not vulnerabilities. Trivy reports such results, too."""
+_LABELS = {
+    "vulnerability": "id", "severity": "severity", "package": "package", "installed version": "version",
+    "version": "version", "fixed version": "fixed", "fix version": "fixed",
+}  # fmt: skip
+_LINE = re.compile(
+    rf"^[ \t]*(?:(vulnerability)[ \t]+:?|({'|'.join(_LABELS)})[ \t]*:)[ \t]*(.*?)[ \t]*$", re.IGNORECASE | re.MULTILINE
+)
+_SENTENCES = (
+    re.compile(
+        r"^A (?P<severity>\w+) vulnerability in \S+ package: (?P<package>.+), version (?P<version>.*) was found"
+    ),
+    re.compile(r"\bvulnerable (?P<package>.+) package with an? (?P<severity>\w+) severity vulnerability"),
+)
+"""Patterns of the messages that grype and Snyk write for a result."""
+_NO_FIX = {"", "none", "not fixed"}
+_LOW_IF_UNKNOWN = "grype"
+"""Name of the scanner that also writes `low` for vulnerabilities of negligible or unknown severity."""
+_RATINGS: tuple[tuple[float, Severity], ...] = ((9.0, "critical"), (7.0, "high"), (4.0, "medium"), (0.1, "low"))
+"""Lowest CVSS score of each severity, from the qualitative severity rating scale in section 5 of the CVSS v3.1
+specification."""
+_SCANNED = re.compile(r"# debsecan --suite=[a-z]+: [1-9]\d* packages(?:\n|$)")
+"""Matches the line that `.github/scan` writes before the findings. Without findings, debsecan itself prints nothing."""
+_HEAD = re.compile(r"^(?P<id>[A-Z][\w.:-]+)(?: \((?P<notes>[^()]*)\))?$")
+_INSTALLED = re.compile(r"^  installed: (?P<package>\S+) (?P<version>\S+)$", re.MULTILINE)
+_URGENCY = re.compile(r"\b(low|medium|high) urgency\b")
+_AVAILABLE = "  fix is available for the selected suite"
 
 
 @dataclass(frozen=True)
@@ -133,37 +163,12 @@ def _read_run(run: Mapping[str, Any], place: str) -> ScanReport:
     )  # fmt: skip
 
 
-_DISTRIBUTION = re.compile(r"\bpkg:(?:apk|deb|rpm)/|\bvulnerability in (?:apk|deb|rpm) package:")
-"""How Docker Scout and grype name a package of the distribution in a message."""
-
-
 def _is_of_distribution(result: Mapping[str, Any], rule: Mapping[str, Any]) -> bool:
     """Return whether a SARIF result is about a package of the distribution.
     The name of the rule (Trivy), a tag of the rule (Snyk) or the message (other scanners) shows this."""
     tags = (rule.get("properties") or {}).get("tags") or ()
     named = rule.get("name") == "OsPackageVulnerability" or not {"apk", "deb", "rpm"}.isdisjoint(tags)
     return named or bool(_DISTRIBUTION.search(str(result["message"].get("text"))))
-
-
-_NOT_VULNERABILITIES = frozenset({"license", "misconfiguration", "secret"})
-"""Tags of SARIF rules for results that are not vulnerabilities. Trivy reports such results, too."""
-_LABELS = {
-    "vulnerability": "id", "severity": "severity", "package": "package", "installed version": "version",
-    "version": "version", "fixed version": "fixed", "fix version": "fixed",
-}  # fmt: skip
-_LINE = re.compile(
-    rf"^[ \t]*(?:(vulnerability)[ \t]+:?|({'|'.join(_LABELS)})[ \t]*:)[ \t]*(.*?)[ \t]*$", re.IGNORECASE | re.MULTILINE
-)
-_SENTENCES = (
-    re.compile(
-        r"^A (?P<severity>\w+) vulnerability in \S+ package: (?P<package>.+), version (?P<version>.*) was found"
-    ),
-    re.compile(r"\bvulnerable (?P<package>.+) package with an? (?P<severity>\w+) severity vulnerability"),
-)
-"""Patterns of the messages that grype and Snyk write for a result."""
-_NO_FIX = {"", "none", "not fixed"}
-_LOW_IF_UNKNOWN = "grype"
-"""Name of the scanner that also writes `low` for vulnerabilities of negligible or unknown severity."""
 
 
 def _read_result(
@@ -177,7 +182,10 @@ def _read_result(
     found = {**sentence, **_labelled(message)}
     if found.get("package", "").startswith("pkg:"):
         url = PackageURL.from_string(found["package"])
-        found |= {"package": _name_of(url), "version": url.version or ""}
+        # As package managers print it: for Go `golang.org/x/crypto`, for dpkg `libc6`.
+        of_distribution = url.type in ("apk", "deb", "rpm") or not url.namespace
+        name = url.name if of_distribution else f"{url.namespace}/{url.name}"
+        found |= {"package": name, "version": url.version or ""}
     if "version" not in found:
         found |= _version_by_location(result, found.get("package", ""))
     if of_rule.get("version") == found.get("version", of_rule.get("version")):
@@ -205,12 +213,6 @@ def _labelled(text: str) -> dict[str, str]:
     return values
 
 
-def _name_of(url: PackageURL) -> str:
-    """Return the name of a package as package managers print it: for Go `golang.org/x/crypto`, for dpkg `libc6`."""
-    of_distribution = url.type in ("apk", "deb", "rpm") or not url.namespace
-    return url.name if of_distribution else f"{url.namespace}/{url.name}"
-
-
 def _version_by_location(result: Mapping[str, Any], package: str) -> dict[str, str]:
     logical = [place for location in result.get("locations") or () for place in location.get("logicalLocations") or ()]
     pairs = [str(place.get("fullyQualifiedName", "")).rpartition("@") for place in logical]
@@ -232,11 +234,6 @@ def _digests(run: Mapping[str, Any]) -> Iterator[str]:
             yield f"sha256:{match[1]}"
 
 
-_RATINGS: tuple[tuple[float, Severity], ...] = ((9.0, "critical"), (7.0, "high"), (4.0, "medium"), (0.1, "low"))
-"""Lowest CVSS score of each severity, from the qualitative severity rating scale in section 5 of the CVSS v3.1
-specification."""
-
-
 def _rating(score: object) -> Severity:
     """Return the severity for a CVSS score. Scanners write 0.0 if they know no score, so 0.0 means unknown."""
     try:
@@ -248,14 +245,6 @@ def _rating(score: object) -> Severity:
 
 def _severity(word: object) -> Severity:
     return next((severity for severity in SEVERITIES if severity == str(word).lower()), "unknown")
-
-
-_SCANNED = re.compile(r"# debsecan --suite=[a-z]+: [1-9]\d* packages(?:\n|$)")
-"""Matches the line that `.github/scan` writes before the findings. Without findings, debsecan itself prints nothing."""
-_HEAD = re.compile(r"^(?P<id>[A-Z][\w.:-]+)(?: \((?P<notes>[^()]*)\))?$")
-_INSTALLED = re.compile(r"^  installed: (?P<package>\S+) (?P<version>\S+)$", re.MULTILINE)
-_URGENCY = re.compile(r"\b(low|medium|high) urgency\b")
-_AVAILABLE = "  fix is available for the selected suite"
 
 
 def _read_debsecan(text: str) -> ScanReport:

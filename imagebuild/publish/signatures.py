@@ -32,6 +32,12 @@ SIGNER_OPTIONS = f"--key FILE, or --certificate-identity with --certificate-oidc
 SERVICES = re.compile("rekor|fulcio|tuf|oauth2|sigstore.dev", re.IGNORECASE)
 """Names of sigstore services. An error of cosign that contains such a name means that the public log cannot be
 reached."""
+_TRIAL = Lock()
+"""Lock that allows only one thread at a time to make the trial signature."""
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+"""A repository as GitHub certifies it: `OWNER/NAME`."""
+GITHUB_ISSUER = "https://token.actions.githubusercontent.com"
+"""The issuer that certifies the identity of a GitHub job."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +53,8 @@ class Cosign:
         """Run cosign, and return its output. Raises CommandError if cosign is missing or fails."""
         program = self.program or which("cosign")
         if not program:
-            raise CommandError(
-                f"`cosign` is missing; it signs images and verifies signatures; install it: {INSTALL_COSIGN}"
-            )
+            advice = f"it signs images and verifies signatures; install it: {INSTALL_COSIGN}"
+            raise CommandError(f"`cosign` is missing; {advice}")
         try:
             return self.run(program, *map(str, arguments), env=self.environ)
         except CommandError as error:
@@ -70,10 +75,6 @@ class Cosign:
         """Return the options that cosign needs for the registry of an image."""
         is_plain = connect_registry(image.host, environ=self.environ).base.startswith("http:")
         return ["--allow-http-registry"] if is_plain else []
-
-
-_TRIAL = Lock()
-"""Lock that allows only one thread at a time to make the trial signature."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,8 @@ class Signer:
             raise ConfigError(f"--no-tlog: needs --key; {why}")
         # Keys in key management services have no password.
         if self.signs and (is_file or (self.key or "").startswith("env://")) and PASSWORD not in self.cosign.environ:
-            raise ConfigError(
-                f"--key {self.key}: {PASSWORD} is not set; set it to the key's password, which may be empty"
-            )
+            advice = "set it to the key's password, which may be empty"
+            raise ConfigError(f"--key {self.key}: {PASSWORD} is not set; {advice}")
         self.cosign("version")
 
     @cached_property
@@ -137,9 +137,8 @@ class Signer:
         Raises ConfigError if no signer is named, CommandError if the key cannot be read."""
         cosign, key = self.cosign, self.key
         if not (key or self.identities):
-            raise ConfigError(
-                f"no signer is named; add {SIGNER_OPTIONS}; imagebuild detects the identity only in a GitHub job"
-            )
+            remedy = f"add {SIGNER_OPTIONS}; imagebuild detects the identity only in a GitHub job"
+            raise ConfigError(f"no signer is named; {remedy}")
         if key and self.signs:
             public = cosign("public-key", "--key", key)
             cosign, key = replace(cosign, environ={**cosign.environ, PUBLIC_KEY: public}), f"env://{PUBLIC_KEY}"
@@ -224,12 +223,6 @@ class Signer:
         except CommandError as error:
             return str(error)
         return ""
-
-
-REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-"""A repository as GitHub certifies it: `OWNER/NAME`."""
-GITHUB_ISSUER = "https://token.actions.githubusercontent.com"
-"""The issuer that certifies the identity of a GitHub job."""
 
 
 def job_workflow(environ: Mapping[str, str]) -> str:

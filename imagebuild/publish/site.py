@@ -13,6 +13,8 @@ from imagebuild.report.page import render_page, template_text
 
 Badge = tuple[State, str]
 """A verdict on the page: the state, which sets the colour, and the text."""
+TITLES = {"cuda": "CUDA", "os": "OS", "nccl": "NCCL", "mpi": "MPI", "variant": "Variant"}
+"""Titles of the first columns of the table of images, in this order. The columns of other axes follow."""
 
 
 def write_site(catalog: Catalog, folder: Path) -> Path:
@@ -34,10 +36,6 @@ def catalog_page(catalog: Catalog) -> str:
         columns=columns_of(catalog.images), checks_badge=checks_badge, day=format_day, scan_badge=scan_badge,
         summary_badges=summary_badges,
     )  # fmt: skip
-
-
-TITLES = {"cuda": "CUDA", "os": "OS", "nccl": "NCCL", "mpi": "MPI", "variant": "Variant"}
-"""Titles of the first columns of the table of images, in this order. The columns of other axes follow."""
 
 
 def columns_of(images: Sequence[PublishedImage]) -> dict[str, str]:
