@@ -324,16 +324,12 @@ def check_tags(project: Project, targets: Collection[Target], mistakes: Mistakes
         for i, tag in enumerate(target.tags):
             if (owner := owners.setdefault(tag, target.id)) != target.id:
                 where = project.matrix.at("images", target.image, "tags", i)
-                mistakes.add(
-                    where, f"tag {tag} names both {owner} and {target.id}; add the axis that differs to the tag"
-                )
-    for target in targets:
-        for alias in target.aliases:
-            if alias in owners:
-                where = project.matrix.at("images", target.image, "aliases")
-                mistakes.add(
-                    where, f"alias {alias} of {target.id} would move a tag of {owners[alias]}; choose another alias"
-                )
+                problem = f"tag {tag} names both {owner} and {target.id}"
+                mistakes.add(where, f"{problem}; add the axis that differs to the tag")
+    for target, alias in ((t, alias) for t in targets for alias in t.aliases if alias in owners):
+        where = project.matrix.at("images", target.image, "aliases")
+        problem = f"alias {alias} of {target.id} would move a tag of {owners[alias]}"
+        mistakes.add(where, f"{problem}; choose another alias")
 
 
 def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes) -> None:
@@ -351,10 +347,8 @@ def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes
     for target in targets:
         name = repository_name(project, target.image)
         if not REPOSITORY.fits(name):
-            problem = (
-                f"{name!r} is not the name of a repository; write a template such as {{repository}}/{{image}}-staging"
-            )
-            mistakes.add_once(f"{where}: publish.staging", problem)
+            remedy = "write a template such as {repository}/{image}-staging"
+            mistakes.add_once(f"{where}: publish.staging", f"{name!r} is not the name of a repository; {remedy}")
         if name in {tag.rpartition(":")[0] for tag in (*target.tags, *target.aliases)}:
             remedy = "choose another repository"
             mistakes.add(where, f"publish.staging: {name} is the published repository of {target.image}; {remedy}")

@@ -14,13 +14,7 @@ from imagebuild.core.yaml import dotted_key
 from imagebuild.project.load import hash_of_check, script_of
 from imagebuild.project.plan import Target
 from imagebuild.project.project import Project
-from imagebuild.render.image import (
-    image_environment,
-    image_labels,
-    library_folders,
-    package_arguments,
-    package_repository,
-)
+from imagebuild.render import image
 from imagebuild.render.recipe import BuildStage, Recipe
 from imagebuild.render.resolve import SharedParts, gpu_capabilities, resolve_recipe
 from imagebuild.render.stages import Dockerfile, check_appended, first_mistake
@@ -57,32 +51,33 @@ class Renderer:
         `options` are added to the `imagebuild render` command in the comment at the top. A source without a pin is
         rendered as `unresolved`, which no builder accepts. Raises ConfigError if a template is wrong."""
         recipe = self.recipe(target)
-        image, components, variant = recipe.image, recipe.components, target.axes["variant"]
+        components, variant = recipe.components, target.axes["variant"]
         words = ("imagebuild", "render", target.id, *self.project.changes.options, *options)
         installs = [
             self._install(part.name, part.version, variant)
             for part in components
             if self.project.template(f"components/{part.name}/install.j2").exists()
         ]
-        if image.append:
+        if recipe.image.append:
             place = ("images", target.image, "append")
-            check_appended(image.append, f"{self.project.matrix.at(*place)}: {dotted_key(place)}")
+            check_appended(recipe.image.append, f"{self.project.matrix.at(*place)}: {dotted_key(place)}")
         text = self._templates.render(
             "Dockerfile.j2", target=target.model_dump(mode="json"), imagebuild=__version__,
-            command=" ".join(shlex.join(words).split()), description=image.description, lock_hash=recipe.lock_hash,
-            base=recipe.base, stages=[self.stage(target, stage).strip() for stage in recipe.stages],
-            packages=package_arguments(recipe),
+            command=" ".join(shlex.join(words).split()), lock_hash=recipe.lock_hash, base=recipe.base,
+            description=recipe.image.description, stages=[self.stage(target, stage).strip() for stage in recipe.stages],
+            packages=image.package_arguments(recipe),
             repositories=[
-                package_repository(part.name, part.repository)
+                image.package_repository(part.name, part.repository)
                 for part in components
                 if part.repository and (own := part.component.repository) and not own.configured
             ],
             before_install="".join(part.component.packages.before_install for part in components),
             after_install="".join(part.component.packages.after_install for part in components),
-            libraries=library_folders(recipe),
+            libraries=image.library_folders(recipe),
             copied=[part.name for part in components if part.stage and not part.component.stage_only],
-            installs=installs, env=image_environment(recipe, self.project.matrix), labels=image_labels(recipe),
-            user=image.user, cmd=json.dumps(image.cmd), append=image.append.strip(),
+            installs=installs, labels=image.image_labels(recipe), user=recipe.image.user,
+            env=image.image_environment(recipe, self.project.matrix), cmd=json.dumps(recipe.image.cmd),
+            append=recipe.image.append.strip(),
         )  # fmt: skip
         return Dockerfile(text)
 
@@ -90,9 +85,9 @@ class Renderer:
         """Return the digest of everything that an image depends on: Dockerfile, date of the lock, checks.
         Comments in a Dockerfile do not change the digest. Raises ConfigError if a script or a template cannot be read.
         """
-        image, axes = self.project.matrix.model.images[target.image], axis_facts(target.axes)
+        entry, axes = self.project.matrix.model.images[target.image], axis_facts(target.axes)
         parts = [*list(self.dockerfile(target).stages.values())[-1:], str(self.project.lock.date)]
-        parts.append(repr((image.waivers, image.size_limit_mb)))
+        parts.append(repr((entry.waivers, entry.size_limit_mb)))
         for name in target.components:
             component = self.project.components[name].model
             parts.append(repr(component.waivers))
@@ -106,7 +101,7 @@ class Renderer:
             return self._stages[stage]
         name, component = stage.name, stage.component
         own = stage.packages if component.repository else None
-        values = {**stage.values, "signed": package_repository(name, own) if own else None}
+        values = {**stage.values, "signed": image.package_repository(name, own) if own else None}
         if stage.toolkit:
             values["gpu"] = gpu_capabilities(self.project, target, stage.toolkit)
         summary = f"{component.title}: {component.description}. {component.license}, {component.homepage}"
