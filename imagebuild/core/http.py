@@ -320,10 +320,8 @@ class Downloads:
 
         def read(answer: requests.Response) -> str:
             if "Content-Length" not in answer.headers and "chunked" not in answer.headers.get("Transfer-Encoding", ""):
-                raise CommandError(
-                    f"{url}: the server does not say how long the file is, so a truncated file would not be noticed; "
-                    "download the file from another server"
-                )
+                unnoticed = "the server does not say how long the file is, so a truncated file would not be noticed"
+                raise CommandError(f"{url}: {unnoticed}; download the file from another server")
             digest, done = hashlib.sha256(), 0
             with target.open("wb") if target else nullcontext() as file:
                 for chunk in self.client.chunks(answer, url, LARGEST_FILE):

@@ -195,10 +195,9 @@ def remove_patiently(remove: Callable[[], object], within_s: float = 60) -> None
             if isinstance(error, NotFound):
                 return
             if time.monotonic() > deadline:
-                raise CommandError(
-                    f"the engine could not remove a container or network that imagebuild made: {error.explanation}; "
-                    "remove it with `docker rm -f` or `docker network rm`"
-                ) from None
+                problem = "the engine could not remove a container or network that imagebuild made"
+                remedy = "remove it with `docker rm -f` or `docker network rm`"
+                raise CommandError(f"{problem}: {error.explanation}; {remedy}") from None
             time.sleep(0.2)
         except (DockerException, OSError):
             return  # the engine has stopped; the caller already has an error that says so

@@ -80,9 +80,8 @@ def stored_credentials(host: str) -> Mapping[str, str]:
         entry = auth.load_config().resolve_authconfig(host) or {}
     except DockerException as error:
         # The text of the error may quote the output of the credential helper.
-        raise CommandError(
-            f"{host}: the credentials of `docker login` cannot be read ({type(error).__name__}); log in again"
-        ) from None
+        problem = f"the credentials of `docker login` cannot be read ({type(error).__name__})"
+        raise CommandError(f"{host}: {problem}; log in again") from None
     found = {name.lower(): value for name, value in entry.items() if value}
     return found if {"password", "identitytoken"} & found.keys() else {}
 
@@ -180,9 +179,8 @@ class Registry:
         token = document.get("token") or document.get("access_token")
         if answer.status_code != HTTPStatus.OK or not isinstance(token, str):
             with_what = "with the credentials of `docker login`" if own else "without login; run `docker login`"
-            raise CommandError(
-                f"{self.host}: did not issue a token for {' '.join(wanted)} ({answer.status_code}) {with_what}"
-            )
+            problem = f"did not issue a token for {' '.join(wanted)} ({answer.status_code})"
+            raise CommandError(f"{self.host}: {problem} {with_what}")
         return f"Bearer {token}"
 
     def _send(self, method: str, url: str, authorization: str = "", **options: Any) -> requests.Response:

@@ -56,9 +56,8 @@ def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
     for name, file in components.items():
         for check in file.model.checks:
             if check.run is None and not (script := script_path(project, name, check)).is_file():
-                mistakes.add(
-                    file.at("checks"), f"checks.{check.name}: {script} is missing; write the script, or add `run`"
-                )
+                problem = f"{script} is missing; write the script, or add `run`"
+                mistakes.add(file.at("checks"), f"checks.{check.name}: {problem}")
         key = next((key for key in OF_STAGE if getattr(file.model, key.replace("-", "_"))), None)
         if key and not (template := file.path.parent / "build.j2").is_file():
             mistakes.add(file.at(key), f"{key}: needs a build stage; write {template}, or remove the key")

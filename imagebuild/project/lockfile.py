@@ -124,10 +124,9 @@ class Unpacked(Model):
                     notes.append(f"{name}={value!r} is not a path in the archive: only `unpacked.accepted` can add it")
                     continue
                 if found := SHELL_ACTS.search(value):
-                    raise ConfigError(
-                        f"{name}: the script of the archive sets {value!r}, and a shell could act on {found[0]!r}; "
-                        f"add {name} to `unpacked.left-out` in the component's component.yaml"
-                    )
+                    problem = f"the script of the archive sets {value!r}, and a shell could act on {found[0]!r}"
+                    remedy = f"add {name} to `unpacked.left-out` in the component's component.yaml"
+                    raise ConfigError(f"{name}: {problem}; {remedy}")
                 parts = [(part, self._place(part, tree)) for part in value.split(":") if part]
                 notes += [f"{name}: {part} is not in the image" for part, place in parts if place is None]
                 moved = [(part.split("/"), place.split("/")) for part, place in parts if place and place != part]
@@ -187,11 +186,10 @@ def common_environment(
     for name in dict.fromkeys(name for values in by_arch.values() for name in values):
         values = {arch: values.get(name, "") for arch, values in by_arch.items()}
         if all(values.values()) and len(set(values.values())) > 1 and not name.endswith("PATH"):
-            raise ConfigError(
-                f"{name}: expected one value for all architectures, but it is "
-                f"{', '.join(f'{value} for {arch}' for arch, value in values.items())}; in the component's "
-                f"component.yaml, add {name} to `unpacked.left-out`, or remove {name} from `env-of-base`"
-            )
+            several = ", ".join(f"{value} for {arch}" for arch, value in values.items())
+            remedy = f"add {name} to `unpacked.left-out`, or remove {name} from `env-of-base`"
+            problem = f"expected one value for all architectures, but it is {several}"
+            raise ConfigError(f"{name}: {problem}; in the component's component.yaml, {remedy}")
         first, *others = (value.split(":") for value in values.values())
         everywhere = [part for part in first if all(part in other for other in others)]
         lost = dict.fromkeys(part for parts in (first, *others) for part in parts if part and part not in everywhere)
@@ -389,10 +387,9 @@ def check_pinned(lock: Lock, sources: Iterable[Source], command: str = "imagebui
     found = [(source_title(source), lacks(lock, source)) for source in sources]
     if lacking := {title: what for title, what in found if what}:
         listed = "\n".join(f"  {title}: {what}" for title, what in lacking.items())
-        raise ConfigError(
-            f"imagebuild.lock: {len(lacking)} of {len(dict(found))} sources have no pin, so they cannot be "
-            f"verified; run `{command}` on a machine that can reach them:\n{listed}"
-        )
+        problem = f"{len(lacking)} of {len(dict(found))} sources have no pin, so they cannot be verified"
+        remedy = f"run `{command}` on a machine that can reach them"
+        raise ConfigError(f"imagebuild.lock: {problem}; {remedy}:\n{listed}")
 
 
 def digest_of(lock: Lock, reference: str) -> str:

@@ -307,9 +307,8 @@ def _check_use(
     matrix, at = project.matrix.model, project.matrix.at
     for i, row in enumerate(matrix.rules):
         if row.name not in used and project.is_own("rules", i):
-            mistakes.add(
-                at("rules", i), f"rules.{row.name}: matches no combination; remove the rule, or correct its `when`"
-            )
+            problem = "matches no combination; remove the rule, or correct its `when`"
+            mistakes.add(at("rules", i), f"rules.{row.name}: {problem}")
     for name in matrix.images.keys() - {target.image for target in targets}:
         item = next(item for item in excluded if item.image == name)
         example = f"{item.rule} excludes {item.id}: {item.reason}"

@@ -196,11 +196,8 @@ def _check_objections(
             elif unproven and check.component != IMAGE:
                 skipped[name] = f"{unproven} ({verification.path})"
             elif check.sha256 != hashes.get(name, check.sha256):
-                skipped[name] = (
-                    f"the result is for another version of the check than the version in this checkout "
-                    f"({verification.path}); "
-                    "run `imagebuild verify` again"
-                )
+                other = "the result is for another version of the check than the version in this checkout"
+                skipped[name] = f"{other} ({verification.path}); run `imagebuild verify` again"
             elif check.outcome == "passed":
                 decided.add(name)
             else:

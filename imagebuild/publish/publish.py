@@ -390,11 +390,9 @@ def _judge_stored(draft: Draft, place: Repository, trust: Signer | None) -> None
     for finding in verify_attachments(image, place.registry, sorted(kinds), trust).findings:
         if finding.is_wrong:
             attachment = f" {finding.attachment}" if finding.attachment else ""
-            raise CommandError(
-                f"{image}: {finding.subject}: the outcome for the {finding.kind}{attachment} is {finding.outcome}: "
-                f"{finding.detail}; "
-                "no tag was pushed; run `imagebuild attest verify` for details"
-            )
+            problem = f"the outcome for the {finding.kind}{attachment} is {finding.outcome}: {finding.detail}"
+            remedy = "no tag was pushed; run `imagebuild attest verify` for details"
+            raise CommandError(f"{image}: {finding.subject}: {problem}; {remedy}")
 
 
 def _tag(name: ImageReference, draft: Draft, connect: Connect) -> None:
@@ -409,10 +407,9 @@ def _check_is_ours(name: ImageReference, expected: tuple[str | None, ...], found
     that of the index that this publisher pushes."""
     if found not in expected:
         happened = f"moved the tag to {found}" if found else "removed the tag"
-        raise CommandError(
-            f"{name}: another publisher {happened} while this publisher moved the tag to {expected[0]}; "
-            "decide which digest is right, and let only one publisher run at a time"
-        )
+        problem = f"another publisher {happened} while this publisher moved the tag to {expected[0]}"
+        remedy = "decide which digest is right, and let only one publisher run at a time"
+        raise CommandError(f"{name}: {problem}; {remedy}")
 
 
 def print_published(result: PublishResult, plan: Plan) -> None:

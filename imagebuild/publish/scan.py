@@ -48,9 +48,8 @@ def scan_result(
         raise ConfigError(f"{file}: the scan started at {started}, which is in the future; {advice}")
     findings, notes = judge_vulnerabilities(report, policy, today or datetime.now(UTC).date())
     if not policy.path.exists():
-        notes.append(
-            f"{policy.path}: does not exist, so {policy.model.fail.severity} findings fail and no finding is ignored"
-        )
+        consequence = f"{policy.model.fail.severity} findings fail and no finding is ignored"
+        notes.append(f"{policy.path}: does not exist, so {consequence}")
     failing = sum(finding.fails for finding in findings)
     return ScanResult(
         image=image.name, digest=image.digest, platform=image.platform, scanner=report.scanner,
@@ -104,15 +103,11 @@ def judge_vulnerabilities(
     unstated = frozenset(report.unstated_fixes)
     notes = []
     if SEVERITIES[limit] != fail.severity:
-        notes.append(
-            f"{report.scanner} reports nothing worse than {report.worst}, so {report.worst} findings fail instead of "
-            f"{fail.severity} findings"
-        )
+        consequence = f"{report.worst} findings fail instead of {fail.severity} findings"
+        notes.append(f"{report.scanner} reports nothing worse than {report.worst}, so {consequence}")
     if unstated and fail.only_fixed:
-        notes.append(
-            f"{report.scanner} does not say for {plural(len(unstated), 'finding')} whether a fixed version exists; "
-            "these findings are judged as if a fixed version exists"
-        )
+        problem = f"does not say for {plural(len(unstated), 'finding')} whether a fixed version exists"
+        notes.append(f"{report.scanner} {problem}; these findings are judged as if a fixed version exists")
     rules = [rule for rule in policy.model.ignore if today <= rule.until]
     judged = []
     for finding in dict.fromkeys(

@@ -153,9 +153,8 @@ def _read_run(run: Mapping[str, Any], place: str) -> ScanReport:
     ]
     if left_out:
         listed = ", ".join(sorted(others))
-        notes.append(
-            f"left out {plural(left_out, 'result')}, because only vulnerabilities are judged; kinds left out: {listed}"
-        )
+        judged = "because only vulnerabilities are judged"
+        notes.append(f"left out {plural(left_out, 'result')}, {judged}; kinds left out: {listed}")
     return ScanReport(
         scanner, tuple(findings), tuple(unstated), recognised, frozenset(_digests(run)),
         started=next((in_utc(str(i["startTimeUtc"])) for i in invocations if "startTimeUtc" in i), ""),
