@@ -21,6 +21,10 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
+DEFAULT_REGISTRY = "docker.io"
+OPERATORS = ("<", ">", "=", "!", "~")
+"""The characters with which version specifiers begin."""
+
 
 @dataclass(frozen=True)
 class Form:
@@ -173,10 +177,6 @@ Wanted = Annotated[str, AfterValidator(_readable)]
 Condition = dict[str, Annotated[tuple[Wanted, ...], Field(min_length=1), BeforeValidator(one_or_more)]]
 """Maps axes, such as `cuda`, to the values that match: a value, a version specifier such as `>=13,<13.4`, or a list of
 alternatives. All axes in the condition have to match. The key `image` stands for the name of the image."""
-
-DEFAULT_REGISTRY = "docker.io"
-OPERATORS = ("<", ">", "=", "!", "~")
-"""The characters with which version specifiers begin."""
 
 
 def natural_order(text: str) -> list[tuple[int, int, str]]:

@@ -14,6 +14,12 @@ from imagebuild.project.matrix import CheckWaiver
 
 Variant = Literal["runtime", "devel"]
 """Variants of an image: `runtime` images run programs, `devel` images also compile programs."""
+NeedText = Annotated[
+    str, fields.Form("gpu|rdma|slurm|(gpus|nodes)>=[1-9][0-9]*", "a need: gpu, rdma, slurm, gpus>=N or nodes>=N")
+]
+ScriptName = Annotated[
+    str, fields.Form("([a-z0-9-]+/)?[a-z0-9][a-z0-9-]*", "a script: NAME or COMPONENT/NAME, in lower case")
+]
 
 
 def parse_need(text: str) -> tuple[str, int]:
@@ -29,14 +35,6 @@ def nodes_needed(needs: Iterable[str]) -> int:
 
 def _rows(value: Any) -> Any:
     return [{"values": value}] if isinstance(value, dict) else value
-
-
-NeedText = Annotated[
-    str, fields.Form("gpu|rdma|slurm|(gpus|nodes)>=[1-9][0-9]*", "a need: gpu, rdma, slurm, gpus>=N or nodes>=N")
-]
-ScriptName = Annotated[
-    str, fields.Form("([a-z0-9-]+/)?[a-z0-9][a-z0-9-]*", "a script: NAME or COMPONENT/NAME, in lower case")
-]
 
 
 class Check(fields.Model):

@@ -25,6 +25,13 @@ User = Annotated[
 VariantName = Annotated[str, fields.Form("runtime|devel", "runtime or devel")]
 GpuCapability = Annotated[str, fields.Form("[0-9]{2,3}[a-z]?", "a compute capability without its dot, such as 90")]
 Attachment = Literal["sbom", "provenance", "verification", "benchmark", "scan"]
+NO_VERSION = "is not a version; write a version such as 2.32.3, or see `imagebuild bump` for the newest"
+RuleName = Literal[
+    "plan", "licenses", "environment", "user", "command", "size", "no-keys", "no-tokens", "no-backdoors", "no-site-ca",
+    "no-leftovers", "not-world-writable", "setuid", "rootless", "base-kept", "for-every-user", "startable",
+    "architecture", "closure", "symbol-versions", "one-provider", "no-stubs", "gpu-code",
+]  # fmt: skip
+"""Names of the image checks, in the order in which they run."""
 
 
 class Requirement(fields.Model):
@@ -49,9 +56,6 @@ class Publish(fields.Model):
     """Additional checks that must have passed, for example on GPUs."""
     require_attachments: tuple[Attachment, ...] = ()
     """Attachments that must exist for the image of every platform."""
-
-
-NO_VERSION = "is not a version; write a version such as 2.32.3, or see `imagebuild bump` for the newest"
 
 
 def _pins(value: Any) -> Any:
@@ -105,15 +109,6 @@ class ExclusionRule(fields.Model):
     name: fields.Release
     when: fields.Condition
     reason: str
-
-
-RuleName = Literal[
-    "plan", "licenses", "environment", "user", "command", "size", "no-keys", "no-tokens", "no-backdoors",
-    "no-site-ca",
-    "no-leftovers", "not-world-writable", "setuid", "rootless", "base-kept", "for-every-user", "startable",
-    "architecture", "closure", "symbol-versions", "one-provider", "no-stubs", "gpu-code",
-]  # fmt: skip
-"""Names of the image checks, in the order in which they run."""
 
 
 class CheckWaiver(fields.Model):

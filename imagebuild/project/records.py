@@ -7,6 +7,11 @@ from pydantic import Field, model_validator
 
 from imagebuild.core import fields
 
+Severity = Literal["unknown", "negligible", "low", "medium", "high", "critical"]
+State = Literal["published", "unchanged", "possible", "refused", "failed"]
+"""State of a target after `imagebuild publish`. `possible`: `--dry-run` found that the target can be published.
+`failed`: a registry failed, or another publisher interfered."""
+
 
 class Step(fields.Model):
     """A step that BuildKit executed or took from its cache."""
@@ -71,9 +76,6 @@ class RenderedHashes(fields.Model):
     """Maps each target to the sha256 of its Dockerfile and to the hash of everything that its image depends on."""
 
 
-Severity = Literal["unknown", "negligible", "low", "medium", "high", "critical"]
-
-
 class Vulnerability(fields.Model):
     """A vulnerability that a scanner found in a package of an image."""
 
@@ -106,11 +108,6 @@ class ScanResult(fields.Model):
     notes: tuple[str, ...] = ()
     """Notes on packages that were not scanned, and on problems with the policy or the database that do not fail the
     scan."""
-
-
-State = Literal["published", "unchanged", "possible", "refused", "failed"]
-"""State of a target after `imagebuild publish`. `possible`: `--dry-run` found that the target can be published.
-`failed`: a registry failed, or another publisher interfered."""
 
 
 class Published(fields.Model):

@@ -103,19 +103,16 @@ def rules_of(project: Project, target: Target) -> tuple[PublishRule, ...]:
     return tuple(rules)
 
 
-def key_of_target(renderer: Renderer, target: Target) -> str:
-    """Return a hash of everything that the published image of a target depends on.
-    If the hash changed after an image was published, the image is not up to date. The code that checks the image's
-    files is part of the hash. Raises ConfigError if a script or a template cannot be read."""
-    return hashlib.sha256(f"{renderer.key(target)} {hash_of_rules()}".encode()).hexdigest()
-
-
 def hashes_of(renderer: Renderer, targets: Collection[Target]) -> RenderedHashes:
-    """Render targets, and return their hashes. Raises ConfigError if a script or a template cannot be read."""
-    texts = ((target, renderer.dockerfile(target).text.encode()) for target in targets)
-    return RenderedHashes(
-        targets={t.id: (hashlib.sha256(text).hexdigest(), key_of_target(renderer, t)) for t, text in texts}
-    )
+    """Render targets, and return their hashes. The second hash is of everything that the published image depends on,
+    also of the code that checks its files: if it changed after the image was published, the image is not up to date.
+    Raises ConfigError if a script or a template cannot be read."""
+    hashes = {}
+    for target in targets:
+        texts = (renderer.dockerfile(target).text, f"{renderer.key(target)} {hash_of_rules()}")
+        dockerfile, key = (hashlib.sha256(text.encode()).hexdigest() for text in texts)
+        hashes[target.id] = (dockerfile, key)
+    return RenderedHashes(targets=hashes)
 
 
 def objections(

@@ -1,7 +1,6 @@
 """Comparison of two images: components, packages, environment and layers."""
 
 import platform as machine
-from collections.abc import Mapping
 from contextlib import ExitStack
 
 from imagebuild.core.console import format_size, out, print_table, styled
@@ -74,14 +73,13 @@ def compare_images(
                 "environment": image.env,
                 "layers": {str(layer.digest): format_size(layer.size) for layer in image.layers},
             })  # fmt: skip
-    differences = {title: _differences(*(of_image[title] for of_image in facts)) for title in facts[0]}
+    differences: dict[str, Changes] = {}
+    for title, a in facts[0].items():
+        b = facts[1][title]
+        differences[title] = {n: (a.get(n), b.get(n)) for n in dict.fromkeys((*a, *b)) if a.get(n) != b.get(n)}
     if not all(of_image["packages"] for of_image in facts):
         del differences["packages"]
     return Comparison(a=sides[0], b=sides[1], differences=differences, notes=tuple(notes))
-
-
-def _differences(a: Mapping[str, str], b: Mapping[str, str]) -> Changes:
-    return {name: (a.get(name), b.get(name)) for name in dict.fromkeys((*a, *b)) if a.get(name) != b.get(name)}
 
 
 def _packages(image: PlatformImage, notes: list[str], trust: Signer | None) -> dict[str, str]:

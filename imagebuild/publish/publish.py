@@ -38,7 +38,7 @@ ATTEMPT = re.compile(r"/attempts/\d+$")
 INDEX_LABELS = ("org.opencontainers.image.", "imagebuild.")
 """Prefixes of the image labels that the index repeats as annotations."""
 KEY = "imagebuild.key"
-"""Annotation of an index. The value is the hash from `key_of_target` at the time of publishing."""
+"""Annotation of an index. The value is the second hash from `hashes_of` at the time of publishing."""
 _MARKS = {
     "published": ("✓ published", "green"), "unchanged": ("✓ unchanged", "green"), "possible": ("- possible", "yellow"),
     "refused": ("✗ refused", "red"), "failed": ("✗ failed", "red"),
