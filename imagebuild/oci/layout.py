@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal, Protocol, cast
 
 import zstandard
 
@@ -22,9 +22,6 @@ from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.files import file_sha256, open_file, temporary_file, write_bytes
 from imagebuild.core.run import os_errors_as_command_errors
 from imagebuild.oci.tar import CHUNK, GZIP, ZSTD, Archive, Member, TarError, decompressed, member_path
-
-if TYPE_CHECKING:
-    from imagebuild.oci.registry import Repository
 
 Compression = Literal["", "gzip", "zstd"]
 """Compression of data. Empty if the data are not compressed."""
@@ -291,6 +288,13 @@ def layer_members(blob: Blob) -> Iterator[Iterator[tuple[Archive, Member, str]]]
         yield members(Archive(decompressed(file) if blob.may_be_compressed else iter(lambda: file.read(CHUNK), b"")))
 
 
+class BlobSource(Protocol):
+    """A place with blobs: a repository in a registry, or a layout."""
+
+    def fetch(self, blob: Descriptor, path: Path) -> None:
+        """Write a blob to a file, unless the file exists. The file appears only when it is complete."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """An OCI layout in a folder."""
@@ -359,7 +363,7 @@ class Layout:
                 shutil.copyfile(self.path(blob.digest), temporary)
                 temporary.rename(path)
 
-    def take(self, blob: Descriptor, source: Repository | Layout) -> Counter[str]:
+    def take(self, blob: Descriptor, source: BlobSource) -> Counter[str]:
         """Copy a blob from another layout or a registry, unless this layout contains the blob.
         Return the number of `blobs` and `bytes` that were copied."""
         if self.path(blob.digest).is_file():
