@@ -11,6 +11,9 @@ from imagebuild.render.recipe import Part, PinnedPackages, Recipe
 
 FOLDER_LISTS = ("CPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PATH", "PKG_CONFIG_PATH")
 """Variables that are lists of folders. Components prepend to them instead of setting them."""
+ACCOUNTS = {"root": 0, "daemon": 1, "www-data": 33, "mpiuser": 1000, "nobody": 65534}
+"""Maps accounts that all images have to the ids of the user and of its group. Distributions never change these ids."""
+GROUPS = {**ACCOUNTS, "nogroup": 65534, "users": 100}
 
 
 def package_arguments(recipe: Recipe) -> list[str]:
@@ -50,6 +53,20 @@ def package_repository(component: str, pinned: PinnedPackages) -> dict[str, Any]
     first = next(iter(pinned.repositories.values()))
     result = {"name": first.name, "suite": first.suite, "keys": pinned.keys, "urls": pinned.urls, "stage": component}
     return result if first.configured else {**result, "packages": exact_packages(component, pinned)}
+
+
+def numeric_user(recipe: Recipe, matrix: YamlFile[Matrix]) -> str | None:
+    """Return the user and group that containers run as, as numbers, because kubelets compare only numbers with
+    `runAsNonRoot`. None if the image does not set a user. Raises ConfigError if a name is unknown."""
+    name, _, group = (recipe.image.user or "").partition(":")
+    if not name:
+        return None
+    ids = [word if word.isdigit() else known.get(word) for word, known in ((name, ACCOUNTS), (group or name, GROUPS))]
+    if None in ids:
+        where = matrix.at("images", recipe.target.image, "user")
+        problem = f"the ids of {recipe.image.user!r} are not known before the build; write numbers, such as 1000:1000"
+        raise ConfigError(f"{where}: images.{recipe.target.image}.user: {problem}")
+    return ":".join(map(str, ids))
 
 
 def image_environment(recipe: Recipe, matrix: YamlFile[Matrix]) -> dict[str, str]:

@@ -272,6 +272,8 @@ def gpu_code(inspection: Inspection) -> Iterator[Finding]:
     if not inspection.project.matrix.model.gpu_architectures:
         raise NotApplicable("the matrix lists no GPU architectures")
     toolkit = resolve_recipe(inspection.project, target).toolkit
+    if toolkit == "0":
+        raise NotApplicable("the image contains no CUDA toolkit")
     wanted = gpu_capabilities(inspection.project, target, toolkit).get(inspection.image.architecture, ())
     own = [pattern.strip("/") for _, component in inspection.components() for pattern in component.gpu_code]
     seen: set[str] = set()
@@ -345,12 +347,17 @@ def licenses(inspection: Inspection) -> Iterator[Finding]:
 
 
 def user(inspection: Inspection) -> Iterator[Finding]:
-    """The default user exists, no account has a password or can log in without one, and a user with id 1000 exists."""
+    """The default user is a number and exists, no account has a password or can log in without one.
+
+    Kubelets cannot compare a name with `runAsNonRoot`. Images of this project also have a user with id 1000."""
     accounts = _accounts(inspection, "etc/passwd")
     hashes = _accounts(inspection, "etc/shadow")
-    name = str(inspection.image.settings.get("User") or "").partition(":")[0]
+    name, _, group = str(inspection.image.settings.get("User") or "").partition(":")
     if name and not name.isdigit() and name not in accounts:
-        yield Finding(name, "containers start as this user, but /etc/passwd does not contain it")
+        yield Finding(name, "containers start as this user, but /etc/passwd does not contain it; write UID:GID")
+    elif not (name + group).isdigit() and name + group:
+        ids = next((":".join(row[2:4]) for row in accounts.values() if name in (row[0], row[2])), "UID:GID")
+        yield Finding(name, f"containers start as a name, which kubelets cannot check (runAsNonRoot); write USER {ids}")
     for account, fields in (*accounts.items(), *hashes.items()):
         password = fields[1] if len(fields) > 1 else ""
         if password == "":

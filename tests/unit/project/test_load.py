@@ -82,7 +82,7 @@ def test_what_an_image_has_without_a_component(tmp_path: Path, tiny: Files) -> N
     assert 'TEAM="net work"' in text
     assert 'PATH="/opt/acme/bin:/usr/local/sbin' in text
     assert 'com.acme.team="a \\"b\\" \\$c \\\\d"' in text
-    assert "USER mpiuser\n" in text
+    assert "USER 1000:1000\n" in text
     assert 'CMD ["train", "--fast now"]\n' in text
     assert text.endswith('\nRUN echo last\nCMD ["mine"]\n')
 

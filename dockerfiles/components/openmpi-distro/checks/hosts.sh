@@ -26,7 +26,8 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 # The host name of a node may differ from the name for ssh.
 called=("$(hostname)")
 for node in "${nodes[@]:1}"; do called+=("$(ssh -o BatchMode=yes "$node" hostname)"); done
-[ -z "$(printf '%s\n' "${called[@]}" | sort | uniq -d)" ]
+same=$(printf '%s\n' "${called[@]}" | sort | uniq -d)
+[ -z "$same" ] || { echo "several nodes have the host name $same"; exit 1; }
 said=$(mktemp)
 hosts=$(printf ',%s:2' "${nodes[@]}")
 ranks=$((2 * ${#nodes[@]}))

@@ -2,5 +2,6 @@
 read -r -a nodes <<< "$IMAGEBUILD_NODES"
 keys=$(ssh-keyscan -t ed25519,rsa,ecdsa "${nodes[@]}" 2> /dev/null | grep -v '^#' | sort)
 echo "$keys"
-[ "$(wc -l <<< "$keys")" = $((3 * ${#nodes[@]})) ]
-[ -z "$(cut -d' ' -f3 <<< "$keys" | sort | uniq -d)" ]
+[ "$(wc -l <<< "$keys")" = $((3 * ${#nodes[@]})) ] || { echo "not every node has three host keys"; exit 1; }
+same=$(cut -d' ' -f3 <<< "$keys" | sort | uniq -d)
+[ -z "$same" ] || { echo "several nodes have the same host key: $same"; exit 1; }
