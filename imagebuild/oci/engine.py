@@ -21,6 +21,7 @@ from imagebuild.oci.layout import platform_of
 if TYPE_CHECKING:
     from docker import APIClient, DockerClient
     from docker.models.containers import Container
+    from docker.models.volumes import Volume
 
 ENGINE_MIN, BUILDX_MIN = (26, 0), (0, 13)
 """Oldest supported versions of Docker Engine and buildx. imagebuild needs BuildKit 0.13, but engines from distributions
@@ -33,6 +34,9 @@ TIMEOUT_S = 600
 """Seconds to wait for the answer of an engine."""
 LABEL, OWNER = "imagebuild.process", "imagebuild.owner"
 """Labels of the containers that imagebuild starts, so that leftover containers can be found."""
+PULLED = "imagebuild.pulled"
+"""Label with the name of an image that imagebuild pulled. The label is on an empty volume, because an image cannot get
+labels. Each process that uses the image has such a volume."""
 LOADED = "imagebuild-verify"
 """Beginning of the names of images that are loaded for a verification."""
 HEAD_SIZE = 8
@@ -211,7 +215,7 @@ def labels() -> dict[str, str]:
 
 
 def remove_leftovers(client: DockerClient) -> None:
-    """Remove containers, networks and loaded images of processes of this machine that were killed."""
+    """Remove containers, networks, and loaded or pulled images, of processes of this machine that were killed."""
     from docker.errors import DockerException
 
     with suppress(DockerException, OSError):
@@ -225,6 +229,31 @@ def remove_leftovers(client: DockerClient) -> None:
         for name in (tag for image in client.images.list(f"{LOADED}/*") for tag in image.tags):
             if is_gone(name):
                 client.images.remove(name, force=True)
+        for volume in client.volumes.list(filters={"label": PULLED}):
+            if is_gone(volume.attrs["Labels"][OWNER]):
+                forget_pulled(client, volume)
+
+
+def remember_pulled(client: DockerClient, image: str) -> Volume | None:
+    """Record that this process pulls or uses an image. None if the engine had the image before imagebuild."""
+    from docker.errors import ImageNotFound
+
+    with suppress(ImageNotFound):
+        client.images.get(image)
+        if not client.volumes.list(filters={"label": f"{PULLED}={image}"}):
+            return None
+    return client.volumes.create(f"imagebuild-{uuid.uuid4().hex[:12]}", labels={**labels(), PULLED: image})
+
+
+def forget_pulled(client: DockerClient, record: Volume) -> None:
+    """Remove a record, and the pulled image if no other process uses it. The engine keeps an image of a container."""
+    from docker.errors import DockerException
+
+    with suppress(DockerException, OSError):
+        image = record.attrs["Labels"][PULLED]
+        record.remove()
+        if not client.volumes.list(filters={"label": f"{PULLED}={image}"}):
+            client.images.remove(image)
 
 
 @contextmanager

@@ -129,20 +129,17 @@ def pulled(client: DockerClient, reference: str) -> Iterator[None]:
 
     At the end of the context, remove the pulled image unless it is in use. An image that the engine had before is not
     removed. Raises CommandError if the engine fails."""
-    is_new = False
-    with engine.sdk_errors_explained(f"docker pull {reference}"):
+    with engine.sdk_errors_explained(f"docker pull {reference}"), ExitStack() as stack:
+        if record := engine.remember_pulled(client, reference):
+            stack.callback(engine.forget_pulled, client, record)
         try:
             client.images.get(reference)
         except ImageNotFound:
             with doing(f"docker pull {reference}"):
                 client.images.pull(reference)
-            is_new = True
-    try:
+        own = stack.pop_all()
+    with own:
         yield
-    finally:
-        if is_new:
-            with suppress(DockerException, OSError):
-                client.images.remove(reference)
 
 
 @contextmanager
@@ -309,11 +306,12 @@ def docker_session(
 
     The image is in the client's engine (`reference`) or in files (`found`). Raises CannotRun if there is no engine or
     the image lacks a shell or `sleep`, CommandError if the engine fails."""
-    try:
-        client = client or engine.connect_engine(engine.find_engine())
-    except CommandError as error:
-        raise CannotRun(str(error)) from None
-    engine.remove_leftovers(client)
+    if client is None:
+        try:
+            client = engine.connect_engine(engine.find_engine())
+        except CommandError as error:
+            raise CannotRun(str(error)) from None
+        engine.remove_leftovers(client)
     with ExitStack() as stack:
         if reference is None:
             assert found, "an image that is not in the engine's store is in files"

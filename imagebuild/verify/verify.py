@@ -186,6 +186,7 @@ def find_image(plan: Plan, request: VerifyRequest, folder: Path, stack: ExitStac
     client = engine.connect_engine(engine.find_engine())
     if request.pull and not subject.target_with_id(plan, request.image):
         stack.enter_context(pulled(client, request.image))
+    engine.remove_leftovers(client)
     image = subject.subject_in_engine(client, plan, request.image, folder)
     return image, partial(docker_session, client, image.reference, image.found)
 

@@ -233,8 +233,17 @@ def test_what_was_published_is_in_the_catalogue(shop: Shop, client: DockerClient
     verify = ("verify", image.reference, "--only", "library/*")
     assert "--pull" in shop.tiny.imagebuild(*verify, expect=2).err
     shop.tiny.imagebuild(*verify, "--pull")
-    names = {name for stored in client.images.list() for name in stored.attrs["RepoDigests"]}
-    assert image.reference not in names, "what was pulled stayed"
+
+    def is_there() -> bool:
+        return image.reference in {name for stored in client.images.list() for name in stored.attrs["RepoDigests"]}
+
+    assert not is_there(), "what was pulled stayed"
+    killed = shop.tiny.imagebuild.start(*verify, "--pull")
+    assert until(is_there)
+    killed.kill()
+    killed.communicate()
+    shop.tiny.imagebuild(*verify, "--pull")
+    assert not is_there(), "the next run did not remove what a killed run had pulled"
 
 
 # Other programs that pull and run published images

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 from docker import APIClient
@@ -167,9 +167,12 @@ def test_what_killed_processes_left_in_the_engine_is_removed() -> None:
     containers = [Mock(labels={engines.OWNER: name}) for name in (left, used, f"00000000-{pid}-1")]
     networks = [Mock(attrs={"Labels": {engines.OWNER: name}}) for name in (left, used)]
     images = [Mock(tags=[f"imagebuild-verify/x:{name}"]) for name in (left, used)]
+    volumes = [Mock(attrs={"Labels": {engines.OWNER: name, engines.PULLED: "x"}}) for name in (left, used)]
     client = Mock()
     for kind, found in ((client.containers, containers), (client.networks, networks), (client.images, images)):
         kind.list.return_value = found
+    client.volumes.list.side_effect = lambda filters: [] if filters["label"] == f"{engines.PULLED}=x" else volumes
     engines.remove_leftovers(client)
+    assert [volume.remove.called for volume in volumes] == [True, False]
     assert [bool(each.remove.called) for each in (*containers, *networks)] == [True, False, False, True, False]
-    client.images.remove.assert_called_once_with(f"imagebuild-verify/x:{left}", force=True)
+    assert client.images.remove.mock_calls == [call(f"imagebuild-verify/x:{left}", force=True), call("x")]
