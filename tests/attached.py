@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from imagebuild.oci.attestation import KINDS, STATEMENT_MEDIA, encode_predicate
@@ -10,6 +11,9 @@ from imagebuild.oci.registry import Registry
 from imagebuild.publish.attest import attach as attach_predicate
 from imagebuild.publish.evidence import NewAttachment
 from imagebuild.publish.signatures import Signer
+
+RECENT = (datetime.now(UTC) - timedelta(days=1)).isoformat(timespec="seconds")
+"""Time of scans. A scan that is too old does not count."""
 
 
 def attach(
@@ -59,7 +63,7 @@ def verification(digest: str, platform: str = "linux/amd64", outcome: str = "pas
 def scan(digest: str, verdict: str = "passed", platform: str = "linux/amd64", **more: Any) -> dict[str, Any]:
     return {
         "image": "open", "digest": digest, "platform": platform, "scanner": "grype 0.1", "database": "of today",
-        "started": "2026-01-01T00:00:00+00:00", "findings": [], "verdict": verdict, "reason": "CVE-1 is critical", **more,
+        "started": RECENT, "findings": [], "verdict": verdict, "reason": "CVE-1 is critical", **more,
     }  # fmt: skip
 
 

@@ -69,7 +69,7 @@ class Victim:
         kind, manifest = row.get("kind", "scan"), self.place.manifest(self.image.digest).content
         digest = f"sha256:{'9' * 64}" if "about" in row else self.image.digest
         documents: dict[str, dict[str, Any]] = {
-            "scan": attached.scan(digest, started="2026-11-21T08:00:00Z", image=str(row)),  # no two are equal
+            "scan": attached.scan(digest, image=str(row)),  # no two are equal
             "verification": attached.verification(digest, started="2026-11-20T08:00:00Z"),
             "sbom": attached.spdx(digest, **({} if row.get("by") == "ours" else {"nothing": "1"})),
             "provenance": attached.provenance(),

@@ -29,13 +29,17 @@ def impact(
 
 @options.command()
 def ci_matrix(
-    project: options.ProjectFiles, edits: options.PlanChanges, select: tuple[str, ...], since: str | None,
-    unpublished: bool, registry: str | None, max_jobs: int, platforms: tuple[str, ...], rendered: Path | None,
+    project: options.ProjectFiles, edits: options.PlanChanges, signers: options.TrustOptions,
+    select: tuple[str, ...], since: str | None, unpublished: bool, registry: str | None, max_jobs: int,
+    platforms: tuple[str, ...], rendered: Path | None,
 ) -> None:  # fmt: skip
     from imagebuild.build.ci_matrix import changed_since, print_matrix
     from imagebuild.build.state import read_state
-    from imagebuild.core.console import err
+    from imagebuild.core.console import UNSIGNED, err, styled
 
+    trust = signers.trusted()
+    if trust and not unpublished:
+        raise ConfigError("--key, --certificate-identity and --no-tlog: need --unpublished; add --unpublished")
     if since is not None and unpublished:
         raise ConfigError("--changed-since: cannot be combined with --unpublished; leave out one of them")
     changes = edits.parse(registry)
@@ -51,9 +55,11 @@ def ci_matrix(
         from imagebuild.oci.registry import connect_registry
         from imagebuild.publish.publish import unpublished_targets
 
-        targets = unpublished_targets(state.renderer, state.targets, cache(connect_registry))
+        targets = unpublished_targets(state.renderer, state.targets, cache(connect_registry), trust)
         what = "are not published in their current state"
         err.print(f"{len(targets)} of {len(state.targets)} targets {what}")
+        if not trust:
+            err.print(styled(*UNSIGNED))
     if rendered:
         from imagebuild.core.files import write_text
         from imagebuild.publish.decide import hashes_of

@@ -116,20 +116,20 @@ def _run_for_each(images: Sequence[dict[str, str]], command: Sequence[str]) -> i
 
 @options.command()
 def prune(
-    project: options.ProjectFiles, select: tuple[str, ...], registry: str | None, days: int, yes: bool,
-    json_file: str | None,
+    project: options.ProjectFiles, signers: options.TrustOptions, select: tuple[str, ...], registry: str | None,
+    days: int, yes: bool, json_file: str | None,
 ) -> None:  # fmt: skip
     from imagebuild.oci.reference import parse_reference
     from imagebuild.oci.registry import connect_registry
     from imagebuild.project.plan import repository_name, select_targets
     from imagebuild.publish.prune import delete_staged, judge_staged
 
-    workspace = project.open(options.PlanChanges().parse(registry))
+    workspace, trust = project.open(options.PlanChanges().parse(registry)), signers.trusted()
     targets = select_targets(workspace.plan, select)
     names = dict.fromkeys(repository_name(workspace.project, target.image) for target in targets)
     connect, now = cache(connect_registry), datetime.now(UTC)
     places = [connect(name.host).at(name.repository) for name in map(parse_reference, names)]
-    judged = {place: judge_staged(place, now, timedelta(days=days)) for place in places}
+    judged = {place: judge_staged(place, now, timedelta(days=days), trust) for place in places}
     listed = [{"repository": str(place), **asdict(v)} for place, verdicts in judged.items() for v in verdicts]
 
     def show() -> None:

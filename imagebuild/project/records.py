@@ -166,7 +166,8 @@ class AttachedFile(fields.Model):
 class Scan(fields.Model):
     """Summary of a scan for vulnerabilities."""
 
-    verdict: Literal["passed", "failed"]
+    verdict: Literal["passed", "failed", "skipped"]
+    """`skipped`: the scan is too old to count."""
     reason: str = ""
     counts: dict[Severity, int] = Field(default_factory=dict)
     """Maps each severity to the number of findings, including waived ones."""

@@ -19,13 +19,27 @@ from imagebuild.oci.layout import Descriptor, digest_of
 from imagebuild.oci.reference import ImageReference
 from imagebuild.oci.registry import Registry, Repository
 from imagebuild.project.records import ScanResult
-from imagebuild.publish.evidence import PREDICATES, NewAttachment, about, attachment_of, mismatch, read_attached
+from imagebuild.publish.decide import unproven
+from imagebuild.publish.evidence import (
+    MAX_SCAN_DAYS,
+    PREDICATES,
+    NewAttachment,
+    Publication,
+    about,
+    attachment_of,
+    mismatch,
+    publication_of,
+    read_attached,
+    scan_problem,
+    tag_problem,
+)
 from imagebuild.publish.provenance import Provenance
 from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.publish.signatures import SIGNER_OPTIONS, Signer
 from imagebuild.report.document import Report
+from imagebuild.verify.checks import IMAGE
 
-INDEX = "index"
+INDEX, TAG = "index", "tag"
 
 
 Outcome = Literal["passed", "failed", "broken", "missing", "skipped"]
@@ -46,7 +60,8 @@ class AttestFinding(Model):
     digest: str
     """Digest of the manifest of the image or index that the attachment belongs to."""
     kind: str
-    """Kind of the attachment: `sbom`, `provenance`, `verification`, `benchmark`, `scan` or `signature`."""
+    """Kind of the attachment: `sbom`, `provenance`, `verification`, `benchmark`, `scan` or `signature`. `tag`: whether
+    the index states the tag that the user named."""
     outcome: Outcome
     detail: str
     attachment: str | None = None
@@ -77,9 +92,14 @@ class AttestResult(Model):
 
 
 def verify_attachments(
-    reference: ImageReference, registry: Registry, required: Collection[str], trust: Signer | None = None
-) -> AttestResult:
+    reference: ImageReference, registry: Registry, required: Collection[str], trust: Signer | None = None,
+    scan_days: int = MAX_SCAN_DAYS,
+) -> AttestResult:  # fmt: skip
     """Judge every attachment of an image, and return the outcomes. A required kind that is missing is an outcome, too.
+
+    What `publish` required of the image, and states in the index, is also required. `scan_days` is the maximum age of a
+    scan that passes.
+
     `trust` is the signer whose signatures are trusted. If `trust` is None, signatures are not checked, so a forged
     attachment is not detected. A tag is resolved to a digest only once, so all outcomes are about the same image.
     Raises ConfigError if the image does not exist or `required` is not valid, CommandError if the registry fails, and
@@ -92,11 +112,23 @@ def verify_attachments(
     found = image_in_registry(str(reference), reference, registry, Path())
     place, index = registry.at(reference.repository), str(found.digest)
     platforms = {platform: str(found.image(platform).digest) for platform in sorted(found.platforms)}
-    asked = {*required, *([attestation.SIGNATURE] if trust else [])}
+    top = place.manifest(index)
+    stated = publication_of(top) or Publication(names=())
+    asked = {*required, *stated.attachments, *([attestation.SIGNATURE, TAG] if trust else [])}
     findings = []
+    if not reference.digest:
+        moved = tag_problem(reference, top)
+        outcome: Outcome = "passed" if not moved else "failed" if trust else "skipped"
+        detail = moved or "the index states this tag"
+        findings.append(
+            AttestFinding(
+                subject=INDEX, digest=index, kind=TAG, outcome=outcome, detail=detail, required=outcome != "skipped"
+            )
+        )
     for name, digest in {**({} if index in platforms.values() else {INDEX: index}), **platforms}.items():
         members = platforms if name == INDEX else {name: digest}
-        judged = list(_judge_attached(place, digest, members, index, trust))
+        needed = stated.checks.get(name, ())
+        judged = list(_judge_attached(place, digest, members, index, trust, scan_days=scan_days, needed=needed))
         if trust:
             problem = trust.image_problem(reference.at(digest))
             signed = problem or "signed by the named key or identity"
@@ -117,30 +149,43 @@ def verify_attachments(
 
 
 def _judge_attached(
-    place: Repository, digest: str, members: Mapping[str, str], index: str, trust: Signer | None
-) -> Iterator[tuple[str, Outcome, str, str | None]]:
+    place: Repository, digest: str, members: Mapping[str, str], index: str, trust: Signer | None, *,
+    scan_days: int, needed: Iterable[str],
+) -> Iterator[tuple[str, Outcome, str, str | None]]:  # fmt: skip
     """Yield the kind, outcome, detail and digest of each attachment of a manifest.
     `digest` is the digest of the manifest. `members` maps platforms to the digests of the images that an attachment may
-    be about: all images if the manifest is an index, otherwise only the image itself."""
+    be about: all images if the manifest is an index, otherwise only the image itself. `needed` are the checks that
+    verifications must have passed."""
     # Only the verdicts are kept, because the attachments together may be larger than the memory.
     judged: list[tuple[str, Outcome, str, str]] = []
     newest: dict[tuple[str, str], str] = {}
     scans: dict[str, tuple[tuple[str, str], str]] = {}
+    lacking = dict.fromkeys(needed)
     for attached in read_attached(place, digest, trust):
         item, value = attached.item, attached.value
         if value:
-            verdicts = [judge_predicate(value, member, platform, index) for platform, member in members.items()]
+            verdicts = [judge_predicate(value, m, platform, index, scan_days) for platform, m in members.items()]
             judged.append((item.kind, *next((v for v in verdicts if v[0] != "broken"), verdicts[0]), item.digest))
             if isinstance(value, ScanResult):
                 scanned = (value.scanner.partition(" ")[0], value.digest)  # without the version of the scanner
                 newest[scanned] = max(value.started, newest.get(scanned, ""))
                 scans[item.digest] = scanned, value.started
+            if isinstance(value, VerifyResult) and judged[-1][1] != "broken":
+                doubt = unproven(value)
+                for check in value.checks:
+                    # A rule about the image's files that was skipped does not apply to the image.
+                    is_image = check.component == IMAGE
+                    if (check.outcome == "passed" and not doubt) or (check.outcome != "failed" and is_image):
+                        lacking.pop(check.name, None)
         elif attached.distrust and item.kind in PREDICATES:
             reasons = filter(None, (attached.distrust, attached.problem))
             yield item.kind, "skipped", f"not trusted: {'; '.join(reasons)}", item.digest
         elif attached.problem:
             yield item.kind, "broken", attached.problem, item.digest
 
+    if lacking:
+        why = f"the published image had to pass these checks, but no verification shows it: {', '.join(lacking)}"
+        yield "verification", "failed", why, None
     for kind, outcome, detail, attachment in judged:
         scanned, started = scans.get(attachment, (("", ""), ""))
         if outcome != "broken" and started < newest.get(scanned, ""):
@@ -149,7 +194,9 @@ def _judge_attached(
             yield kind, outcome, detail, attachment
 
 
-def judge_predicate(value: BaseModel, digest: str, platform: str, index: str) -> tuple[Outcome, str]:
+def judge_predicate(
+    value: BaseModel, digest: str, platform: str, index: str, scan_days: int = MAX_SCAN_DAYS
+) -> tuple[Outcome, str]:
     """Return the outcome for a predicate (the content of an attestation), and the details as text.
     The outcome is `broken` if the predicate is not about the image of the platform, `failed` if the predicate reports a
     failure, otherwise `passed`. Anybody may have written the predicate. `index` is the digest of the index that lists
@@ -175,7 +222,7 @@ def judge_predicate(value: BaseModel, digest: str, platform: str, index: str) ->
             summary, failure = f"{count} results", "" if count else "nothing was measured"
         case ScanResult():
             summary = f"{value.scanner}, {len(value.findings)} findings, {value.started[:10]}"
-            failure = value.reason or "the policy does not allow the findings" if value.verdict == "failed" else ""
+            failure = scan_problem(value, scan_days)
     return ("failed", f"{failure}; {summary}") if failure else ("passed", summary)
 
 

@@ -20,7 +20,7 @@ from imagebuild.oci.registry import Registry, Repository, connect_registry
 from imagebuild.project import records
 from imagebuild.project.plan import REVISION_DIGITS, Plan, axes_of, components_of
 from imagebuild.project.project import Project
-from imagebuild.publish.evidence import mismatch, read_attached
+from imagebuild.publish.evidence import mismatch, read_attached, scan_problem, tag_problem
 from imagebuild.publish.freshness import Freshness
 from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.publish.signatures import Signer
@@ -99,12 +99,16 @@ class CatalogReader:
             manifests = [place.manifest(child.digest) for child in children] or [top]
             platforms = tuple(self._platform(place, image_of(place, m), digest, problems) for m in manifests)
             revision = str((top.document.get("annotations") or {}).get(REVISION, ""))
+            unsigned = self.trust.image_problem(parse_reference(name)) if self.trust else ""
+            moved = {tag: tag_problem(parse_reference(f"{place}:{tag}"), top) for tag in tags}
+            if self.trust and not unsigned:
+                tags = [tag for tag in tags if not moved[tag]]
+                problems += [f"tag {tag} is left out: {problem}" for tag, problem in moved.items() if problem]
             longest_first = sorted(tags, key=lambda tag: (-len(tag), tag))
             # A tag that contains the commit never moves to another image.
             fixed = tuple(tag for tag in longest_first if revision and revision[:REVISION_DIGITS] in tag)
             labels = platforms[0].labels  # the images of all platforms belong to the same target
             entry, axes, versions = self.project.matrix.model.images[image], axes_of(labels), components_of(labels)
-            unsigned = self.trust.image_problem(parse_reference(name)) if self.trust else ""
             published = records.PublishedImage(
                 repository=str(place), digest=digest, tags=fixed, revision=revision,
                 aliases=tuple(tag for tag in longest_first if tag not in fixed),
@@ -180,8 +184,12 @@ def stack_of(versions: Mapping[str, str], project: Project) -> dict[str, str]:
 
 
 def scan_summary(result: records.ScanResult) -> records.Scan:
-    """Summarise a scan for the catalogue: the verdict, the scanner, and the number of findings of each severity."""
-    facts = result.model_dump(include={"verdict", "reason", "scanner", "database", "started"})
+    """Summarise a scan for the catalogue: the verdict, the scanner, and the number of findings of each severity.
+    A scan that is too old to count is `skipped`."""
+    facts = result.model_dump(include={"verdict", "scanner", "database", "started"})
+    facts["reason"] = scan_problem(result)
+    if facts["reason"] and result.verdict == "passed":
+        facts["verdict"] = "skipped"
     counts = Counter(finding.severity for finding in result.findings)
     waived = sum(finding.waived is not None for finding in result.findings)
     return records.Scan(counts=dict(counts), waived=waived, **facts)

@@ -17,7 +17,7 @@ from imagebuild.project.matrix import Publish
 from imagebuild.project.plan import REVISION, REVISION_DIGITS, Target, axes_of, components_of
 from imagebuild.project.project import Project
 from imagebuild.project.records import BuildResult, RenderedHashes, ScanResult
-from imagebuild.publish.evidence import UNNAMED, Evidence, EvidenceFile, about
+from imagebuild.publish.evidence import UNNAMED, Evidence, EvidenceFile, about, scan_problem
 from imagebuild.render.renderer import Renderer
 from imagebuild.report.document import Report
 from imagebuild.verify.checks import IMAGE, SAME_FILES
@@ -133,8 +133,8 @@ def objections(
 def failures(value: BaseModel) -> list[tuple[str, str]]:
     """Return each failed check in a result, with its reason. A failed scan counts as a check."""
     match value:
-        case ScanResult(verdict="failed"):
-            return [("scan", value.reason)]
+        case ScanResult():
+            return [("scan", problem)] if (problem := scan_problem(value)) else []
         case VerifyResult():
             return [(check.name, check.reason) for check in value.checks if check.outcome == "failed"]
         case Report():
@@ -185,13 +185,13 @@ def _check_objections(
     hashes = {rule.name: rule.sha256 for rule in rules}
     decided, inapplicable, skipped = set[str](), set[str](), dict[str, str]()
     for verification in verifications:
-        checks, unproven = verification.value.checks, _unproven(verification.value)
+        checks, doubt = verification.value.checks, unproven(verification.value)
         for check in checks:
             name = check.name
             if check.outcome == "failed":  # `failures` returns the check
                 decided.add(name)
-            elif unproven and check.component != IMAGE:
-                skipped[name] = f"{unproven} ({verification.path})"
+            elif doubt and check.component != IMAGE:
+                skipped[name] = f"{doubt} ({verification.path})"
             elif check.sha256 != hashes.get(name, check.sha256):
                 other = "the result is for another version of the check than the version in this checkout"
                 skipped[name] = f"{other} ({verification.path}); run `imagebuild verify` again"
@@ -204,21 +204,31 @@ def _check_objections(
             skips = [check for check in image_checks if check.outcome == "skipped"]
             inapplicable |= {check.name for check in skips if not check.reason.startswith(UNJUDGED)}
 
-    facts = {**axis_facts(target.axes), "image": target.image, "arch": choice.platform.removeprefix("linux/")}
-    asked = [pattern for row in policy.require if matches(row.when, facts) for pattern in row.checks]
-    required = [pattern if "/" in pattern else f"{pattern}/*" for pattern in asked]
-    for rule in rules:
-        pattern = next((pattern for pattern in required if _fits(rule, pattern)), "")
-        if rule.name not in decided and (pattern or (rule.always and rule.name not in inapplicable)):
-            missing = f"was skipped: {skipped[rule.name]}" if rule.name in skipped else "was not run"
+    for name, pattern in required_checks(target, choice.platform, policy, rules).items():
+        if name not in decided and (pattern or name not in inapplicable):
+            missing = f"was skipped: {skipped[name]}" if name in skipped else "was not run"
             why = f"; the check is required, because publish.require contains {pattern}" if pattern else ""
-            yield f"{rule.name} {missing}{why}"
-    for pattern in required:
+            yield f"{name} {missing}{why}"
+    for pattern in _required_patterns(target, choice.platform, policy):
         if not any(_fits(rule, pattern) for rule in rules):
             yield f"publish.require contains {pattern}, but this target has no such check"
 
 
-def _unproven(result: VerifyResult) -> str:
+def _required_patterns(target: Target, platform: str, policy: Publish) -> list[str]:
+    facts = {**axis_facts(target.axes), "image": target.image, "arch": platform.removeprefix("linux/")}
+    asked = (pattern for row in policy.require if matches(row.when, facts) for pattern in row.checks)
+    return [pattern if "/" in pattern else f"{pattern}/*" for pattern in asked]
+
+
+def required_checks(target: Target, platform: str, policy: Publish, rules: Sequence[PublishRule]) -> dict[str, str]:
+    """Map each check that an image must pass to the pattern in `publish.require` that names it.
+    The pattern is empty if every image must pass the check, unless the check does not apply to the image."""
+    patterns = _required_patterns(target, platform, policy)
+    named = {rule: next((pattern for pattern in patterns if _fits(rule, pattern)), "") for rule in rules}
+    return {rule.name: pattern for rule, pattern in named.items() if pattern or rule.always}
+
+
+def unproven(result: VerifyResult) -> str:
     """Return the reason why the checks may have run in another image, or with other variables than those of the image.
     The reason is empty if the checks certainly ran in this image, without `--env`. A runner `exec:PREFIX` (a command
     prefix such as `ssh node`) may run the checks in any image, so the results count only if the check

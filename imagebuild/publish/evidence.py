@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar, cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from imagebuild.bench.verification import VerifyResult
 from imagebuild.core import files
 from imagebuild.core.debian import Package
-from imagebuild.core.errors import ConfigError, NothingSelected, ResultError
+from imagebuild.core.errors import ConfigError, NothingSelected, ResultError, plural
 from imagebuild.core.fields import Model, in_utc
 from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import Attestation, encode_predicate, read_attestations
-from imagebuild.oci.layout import INDEX_FILE, MARK_FILE, digest_of
+from imagebuild.oci.layout import INDEX_FILE, MARK_FILE, Manifest, digest_of
+from imagebuild.oci.reference import ImageReference
 from imagebuild.oci.registry import Repository
 from imagebuild.project.records import BuildResult, ScanResult
 from imagebuild.publish.provenance import Provenance
@@ -45,6 +46,11 @@ FILES: Mapping[type[BaseModel], frozenset[str]] = {
 """Maps the Python type of each result file to the JSON keys by which imagebuild recognises the file. Provenance is left
 out, because `publish` creates the provenance itself."""
 UNNAMED = "an image without a digest"
+PUBLICATION = "imagebuild.publication"
+"""Annotation of an index with a `Publication` as JSON. Whoever signs the index also signs the annotation."""
+MAX_SCAN_DAYS = 14
+"""Maximum age of a scan that counts. If a newer scan that failed is deleted, an older one that passed takes its place;
+nothing but the age shows this."""
 BUILD_FILES = frozenset({"bake.json", "bake-caches.json", "metadata.json"})
 """Names of JSON files that are not results, and that `imagebuild build` writes beside its results."""
 
@@ -107,6 +113,47 @@ def attached_packages(place: Repository, digest: str, trust: Signer | None) -> t
         if isinstance(document, SpdxDocument) and not mismatch(document, digest, "", ()) and document.debian_packages:
             return document.debian_packages
     return ()
+
+
+class Publication(Model):
+    """The names that `publish` gave to an index, and what it required of the images."""
+
+    names: tuple[str, ...]
+    """All tags and aliases, with registry and repository."""
+    attachments: tuple[str, ...] = ()
+    """Kinds of attachments that were required."""
+    checks: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Maps each platform to the checks that were required."""
+
+
+def publication_of(index: Manifest) -> Publication | None:
+    """Return what publishing stated in an index; None if it stated nothing. Raises ResultError if it is not valid."""
+    notes = index.document.get("annotations")
+    if not isinstance(notes, dict) or PUBLICATION not in notes:
+        return None
+    return read_written(Publication, str(notes[PUBLICATION]), f"annotation {PUBLICATION} of {index.digest}")
+
+
+def tag_problem(name: ImageReference, index: Manifest) -> str:
+    """Return why an index does not state that publishing gave it this tag; empty if it does, or for a digest.
+
+    A signature is about a digest, so everybody who may push can move a tag to another image with a signature."""
+    try:
+        stated = publication_of(index)
+    except ResultError as error:
+        return str(error)
+    if name.digest or (stated and str(replace(name, tag=name.wanted)) in stated.names):
+        return ""
+    others = f"was published as {', '.join(stated.names) or 'nothing'}" if stated else "does not state its tags"
+    return f"the index {others}, so somebody may have moved this tag; name the image by its digest"
+
+
+def scan_problem(scan: ScanResult, days: int = MAX_SCAN_DAYS) -> str:
+    """Return why a scan does not allow an image: its verdict, or its age. Return an empty string if it does."""
+    if scan.verdict == "failed":
+        return scan.reason or "the policy does not allow the findings"
+    age = datetime.fromisoformat(latest_time()) - datetime.fromisoformat(in_utc(scan.started))
+    return f"the scan is older than {plural(days, 'day')}; scan the image again" if age > timedelta(days) else ""
 
 
 def mismatch(value: BaseModel, digest: str, platform: str, indexes: Collection[str]) -> str:

@@ -15,7 +15,7 @@ from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry
 from imagebuild.project.plan import Target
 from imagebuild.project.records import ScanResult
-from imagebuild.publish.evidence import attached_packages
+from imagebuild.publish.evidence import PUBLICATION, attached_packages, tag_problem
 from imagebuild.publish.signatures import Signer
 
 WORKERS = 8
@@ -63,6 +63,8 @@ def published_images(targets: Sequence[Target], connect: Callable[[str], Registr
         index = connect(name.host).at(name.repository).find(name.wanted)
         if index is None:
             return [NewestImage(target=target.id, problem=f"{name}: is not published")]
+        if PUBLICATION in str(index.document.get("annotations")) and (problem := tag_problem(name, index)):
+            return [NewestImage(target=target.id, problem=f"{name}: {problem}")]
         named = {"target": target.id, "index": str(name.at(index.digest))}
         return [NewestImage(platform=i.platform or "", digest=i.digest, **named) for i in manifests_of(index.document)]
 

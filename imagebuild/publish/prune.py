@@ -10,8 +10,11 @@ from typing import Literal
 from imagebuild.core.errors import CommandError
 from imagebuild.core.run import for_each
 from imagebuild.oci.layout import REFERRERS_TAG, manifests_of
+from imagebuild.oci.reference import ImageReference
 from imagebuild.oci.registry import DeletionDisabled, Repository
 from imagebuild.project.plan import staged_tag
+from imagebuild.publish.evidence import read_attached
+from imagebuild.publish.signatures import Signer
 
 JOBS = 16
 """Maximum number of parallel requests. The requests are small, and a repository can have thousands of tags."""
@@ -29,18 +32,21 @@ class PruneVerdict:
     """Digests of the manifests that are deleted together with the index that lists them. Empty for an image."""
 
 
-def judge_staged(staging: Repository, now: datetime, limit: timedelta) -> tuple[PruneVerdict, ...]:
+def judge_staged(
+    staging: Repository, now: datetime, limit: timedelta, trust: Signer | None = None
+) -> tuple[PruneVerdict, ...]:
     """Decide which images and indexes in a staging repository are deleted. Return the decisions, the oldest push first.
     An image is deleted if its last push is at least `limit` ago, all its tags were created by pushes to the staging
     repository, and no attachment refers to the image. For an index, the same conditions apply to the index and to every
     manifest in the index. A manifest in a deleted index is deleted, too, unless an index that is kept lists it.
-    Published repositories are not read, because they contain copies of the images. Raises CommandError if the registry
-    fails."""
+    If `trust` is set, only signatures and attachments of this signer keep an image. Published repositories are not
+    read, because they contain copies of the images. Raises CommandError if the registry fails."""
     registry, tags = staging.registry, staging.tags()
     names = [tag for tag in tags if not REFERRERS_TAG.fullmatch(tag)]
     # A tag `sha256-DIGEST` lists the attachments of the manifest with this digest. Such tags come from cosign, and are
     # also used in registries without a referrers API.
-    needed = {f"sha256:{match[1]}" for tag in tags if (match := REFERRERS_TAG.fullmatch(tag))}
+    signed = {f"sha256:{match[1]}" for tag in tags if (match := REFERRERS_TAG.fullmatch(tag))}
+    needed = set[str]() if trust else set(signed)
     read = for_each(staging.find, names, registry, jobs=JOBS)
     named = {tag: manifest for tag, manifest in zip(names, read, strict=True) if manifest}
     whole = {m.digest: (m.digest, *(child.digest for child in manifests_of(m.document))) for m in named.values()}
@@ -54,8 +60,18 @@ def judge_staged(staging: Repository, now: datetime, limit: timedelta) -> tuple[
 
     old = [digest for digest, pushed in pushes.items() if now - pushed >= limit]
     asked = [part for part in dict.fromkeys(chain(*(whole[digest] for digest in old))) if part not in needed]
-    referrers = for_each(staging.referrers, asked, registry, jobs=JOBS)
-    needed.update(digest for digest, listed in zip(asked, referrers, strict=True) if listed)
+
+    def is_attached(digest: str) -> bool:
+        if not trust:
+            return bool(staging.referrers(digest))
+        image = ImageReference(registry.host, staging.name, digest=digest)
+        has_signature = digest in signed or bool(staging.referrers(digest))
+        return has_signature and (
+            not trust.image_problem(image) or any(one.value for one in read_attached(staging, digest, trust))
+        )
+
+    attached = for_each(is_attached, asked, registry, jobs=JOBS)
+    needed.update(digest for digest, has in zip(asked, attached, strict=True) if has)
     goes = {digest for digest in old if needed.isdisjoint(whole[digest])}
     # An image that was also pushed separately is kept if an index that is kept lists the image.
     needed.update(chain(*(whole[digest] for digest in pushes.keys() - goes)))

@@ -24,7 +24,15 @@ from imagebuild.project.project import Project
 from imagebuild.project.records import BuildResult, Published, PublishResult, RenderedHashes
 from imagebuild.publish import decide
 from imagebuild.publish.attest import attach, missing_attachments, verify_attachments
-from imagebuild.publish.evidence import Evidence, NewAttachment, attachment_of, read_evidence
+from imagebuild.publish.evidence import (
+    PUBLICATION,
+    Evidence,
+    NewAttachment,
+    Publication,
+    attachment_of,
+    read_evidence,
+    tag_problem,
+)
 from imagebuild.publish.provenance import Provenance, provenance_of
 from imagebuild.publish.signatures import Signer
 from imagebuild.render.recipe import Recipe
@@ -165,7 +173,12 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
     names, untaggable = decide.fill_tags(target.tags, builds, request.origin.get("revision", ""))
     choices = [_with_image(choice, staging, (*names, *target.aliases), connect) for choice in chosen]
     images = tuple(choice.image for choice in choices if choice.image)
-    index = make_index(images, request.origin, planned.key) if len(images) == len(choices) else None
+    stated = Publication(
+        names=tuple(str(parse_reference(name)) for name in (*names, *target.aliases)),
+        attachments=tuple(sorted({"provenance", "verification", *policy.require_attachments})),
+        checks={p: tuple(decide.required_checks(target, p, policy, planned.rules)) for p in target.platforms},
+    )
+    index = make_index(images, request.origin, planned.key, stated) if len(images) == len(choices) else None
     reasons = [untaggable] if builds and untaggable else []
     judged: set[Path] = set()
     wanted: list[tuple[Descriptor, list[NewAttachment]]] = []
@@ -278,28 +291,38 @@ def _provenance(choice: decide.Choice, planned: Planned, request: PublishRequest
     return NewAttachment("provenance", encode_predicate(document))
 
 
-def make_index(images: Sequence[PlatformImage], origin: Mapping[str, str], key: str) -> Manifest:
+def make_index(images: Sequence[PlatformImage], origin: Mapping[str, str], key: str, stated: Publication) -> Manifest:
     """Return the index that lists the images of all platforms.
     The index has these annotations: the labels that all images share, the source repository and the commit in `origin`,
-    the creation date of the images, and `key`, the hash of everything that the images depend on. The commit is
+    the creation date of the images, the hash of everything that the images depend on, and `stated`. The commit is
     not a label of the images, because each commit would then change the images. The creation date is the date of the
     files in the images, not of the build. Equal arguments give equal bytes."""
     shared = set.intersection(*(set(image.labels.items()) for image in images))
     annotations = {name: value for name, value in shared if name.startswith(INDEX_LABELS)}
-    stated = {name: origin.get(name, "") for name in ("source", "revision")}
-    stated["created"] = max(str(image.config.get("created") or "") for image in images)
-    annotations |= {f"{INDEX_LABELS[0]}{name}": value for name, value in stated.items() if value} | {KEY: key}
+    facts = {name: origin.get(name, "") for name in ("source", "revision")}
+    facts["created"] = max(str(image.config.get("created") or "") for image in images)
+    annotations |= {f"{INDEX_LABELS[0]}{name}": value for name, value in facts.items() if value}
+    annotations |= {KEY: key, PUBLICATION: stated.model_dump_json()}
     manifests = [image.descriptor.to_json() for image in sorted(images, key=lambda image: image.platform)]
     document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests, "annotations": annotations}
     return Manifest(encode_json(document), INDEX)
 
 
-def unpublished_targets(renderer: Renderer, targets: Sequence[Target], connect: Connect) -> list[Target]:
+def unpublished_targets(
+    renderer: Renderer, targets: Sequence[Target], connect: Connect, trust: Signer | None = None
+) -> list[Target]:
     """Return the targets whose published image is missing or not up to date.
     The image of a target is up to date if every alias of the target names an index with all platforms of the target and
-    with the hash that `hashes_of` returns now. A target without an alias is never up to date. Raises CommandError
-    if a registry fails, ConfigError if a template or a script cannot be read."""
+    with the hash that `hashes_of` returns now. A target without an alias is never up to date. If `trust` is set, only
+    an index that it signed under the name of the alias counts. Raises CommandError if a registry fails, ConfigError if
+    a template or a script cannot be read."""
     hashes = decide.hashes_of(renderer, targets).targets
+    judged: dict[str, str] = {}
+
+    def problem(name: ImageReference, index: Manifest) -> str:
+        if trust and index.digest not in judged:
+            judged[index.digest] = trust.image_problem(name.at(index.digest))
+        return (trust and (judged[index.digest] or tag_problem(name, index))) or ""
 
     def is_published(target: Target) -> bool:
         for name in map(parse_reference, target.aliases):
@@ -307,6 +330,9 @@ def unpublished_targets(renderer: Renderer, targets: Sequence[Target], connect: 
             document = manifest.document if manifest else {}
             key, platforms = (document.get("annotations") or {}).get(KEY), {i.platform for i in manifests_of(document)}
             if key != hashes[target.id][1] or not platforms >= set(target.platforms):
+                return False
+            if manifest and (why := problem(name, manifest)):
+                err.print(f"{name}: does not count: {why}")
                 return False
         return bool(target.aliases)
 

@@ -79,6 +79,8 @@ def scan_badge(scan: Scan | None) -> Badge:
     """Return the badge for a scan: the verdict, and the number of findings of the worst severity."""
     if scan is None:
         return "skipped", "not scanned"
+    if scan.verdict == "skipped":
+        return "skipped", "scan is too old"
     counts = [f"{scan.counts[s]} {s}" for s in reversed(get_args(Severity)) if scan.counts.get(s)]
     return scan.verdict, counts[0] if counts else "no findings"
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+from imagebuild.publish.publish import unpublished_targets
+from imagebuild.publish.signatures import Signer
+from tests.cosign_fake import FakeCosign
 from tests.publish_fakes import NEW, OLD, Site
 from tests.registry_fake import index, put_image
 from tests.unit.conftest import Call
@@ -22,8 +25,14 @@ def test_what_is_built_is_what_is_not_published_as_it_is_now(site: Site, command
     assert command("publish", "--results", str(site.evidence))[0] == 0
     assert command("ci-matrix", NEW, "--unpublished")[:2] == (0, '{"include": []}\n')
     assert unpublished(command) == [OLD, OLD]
+    assert "no signature was checked" in command("ci-matrix", "--unpublished")[2]
+    # Whoever may push can write the key into an index. With a signer, only the signed index under its own alias counts.
+    fake, tags = FakeCosign(), site.fake.repositories["acme/tiny"].tags
+    targets, trust = [site.target(NEW)], Signer("ours.pub", cosign=fake.cosign())
+    assert unpublished_targets(site.renderer, targets, lambda _: site.fake, trust) == targets
+    fake.signed.add((tags["latest"], "ours"))
+    assert unpublished_targets(site.renderer, targets, lambda _: site.fake, trust) == []
     # An alias that something else took, a check, the lock's date, an alias that is new.
-    tags = site.fake.repositories["acme/tiny"].tags
     published, tags["latest"] = tags["latest"], index(site.fake, "acme/tiny", [put_image(site.fake, "acme/tiny")])
     assert NEW in unpublished(command)
     tags["latest"] = published

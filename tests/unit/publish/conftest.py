@@ -13,7 +13,6 @@ from imagebuild.oci.layout import INDEX, Descriptor, Manifest, encode_json
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Repository
 from imagebuild.project.project import Project
-from imagebuild.publish import evidence
 from imagebuild.publish.attest import AttestFinding, AttestResult, verify_attachments
 from imagebuild.publish.signatures import Signer
 from tests import attached
@@ -69,19 +68,13 @@ class Published:
         return found
 
 
-def put_index(registry: FakeRegistry, children: list[Descriptor], *tags: str) -> str:
+def put_index(registry: FakeRegistry, children: list[Descriptor], *tags: str, **more: str) -> str:
     """Put an index of images as publishing makes it; its digest."""
-    notes = {"org.opencontainers.image.revision": COMMIT}
+    notes = {"org.opencontainers.image.revision": COMMIT, **more}
     listed = [child.to_json() for child in children]
     content = encode_json({"schemaVersion": 2, "mediaType": INDEX, "manifests": listed, "annotations": notes})
     digests = [registry.at(REPOSITORY).put_manifest(Manifest(content, INDEX), tag) for tag in tags]
     return digests[0]
-
-
-@pytest.fixture(autouse=True)
-def today(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests do not depend on the clock of this machine."""
-    monkeypatch.setattr(evidence, "latest_time", lambda: "2026-12-01T00:00:00+00:00")
 
 
 @pytest.fixture

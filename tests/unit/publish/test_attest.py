@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,32 @@ from imagebuild.oci.attestation import (
 from imagebuild.oci.layout import Attachment, Descriptor
 from imagebuild.oci.registry import Repository
 from imagebuild.publish.attest import AttestResult, add_attachment
-from tests.attached import provenance, scan, spdx, verification
+from imagebuild.publish.evidence import PUBLICATION
+from imagebuild.publish.signatures import Signer
+from tests.attached import RECENT, provenance, scan, spdx, verification
 from tests.registry_fake import FakeRegistry
 from tests.report_samples import GOOD
 from tests.unit.conftest import Call
-from tests.unit.publish.conftest import AMD64, ARM64, PLATFORMS, REPOSITORY, Published, Signers
+from tests.unit.publish.conftest import (
+    AMD64,
+    ARM64,
+    PLATFORMS,
+    REPOSITORY,
+    TAG,
+    Published,
+    Signers,
+    put_index,
+)
 
 OTHER = f"sha256:{'9' * 64}"
 SUBJECT = f"sha256:{'1' * 64}"
+
+
+def day(number: int) -> str:
+    """Return the time so many days after now."""
+    return (datetime.now(UTC) + timedelta(days=number)).isoformat(timespec="seconds")
+
+
 BENCHMARK = GOOD.model_copy(update={"verifications": ()})
 
 
@@ -133,7 +152,9 @@ def test_statements_about_another_image_or_nothing(media_type: str, content: byt
         ("verification", verification, "passed", "1 checks passed, 1 skipped"),
         ("verification", lambda digest: verification(digest, outcome="failed"), "failed", "failed: ucx/version"),
         ("verification", lambda digest: verification(digest, outcome="skipped"), "failed", "nothing passed; 0 checks"),
-        ("scan", scan, "passed", "grype 0.1, 0 findings, 2026-01-01"),
+        ("scan", scan, "passed", f"grype 0.1, 0 findings, {RECENT[:10]}"),
+        ("scan", lambda digest: scan(digest, started=day(-15)), "failed", "the scan is older than 14 days; scan the"),
+        ("scan", lambda digest: scan(digest, started=day(-13)), "passed", "0 findings"),
         ("scan", lambda digest: scan(digest, "failed"), "failed", "CVE-1 is critical"),
         ("benchmark", lambda _: BENCHMARK.model_dump(mode="json"), "passed", " results"),
         ("benchmark", lambda _: {"about": BENCHMARK.about.model_dump()}, "failed", "nothing was measured"),
@@ -178,15 +199,75 @@ def test_what_failed_counts_where_it_is_required(published: Published) -> None:
 def test_of_scans_the_newest_of_each_scanner_counts(published: Published) -> None:
     """One is attached each week; what it found once is no reason for ever, and another scanner does not undo it."""
     published.reference = published.reference.at(published.amd64)
-    published.attach("scan", scan(published.amd64, "failed"))
-    published.attach("scan", scan(published.amd64, started="2026-01-08T00:00:00+00:00", scanner="trivy"))
-    assert [f.detail for f in published.wrong("scan")] == ["CVE-1 is critical; grype 0.1, 0 findings, 2026-01-01"]
-    published.attach("scan", scan(published.amd64, started="2026-01-08T00:00:00+00:00", scanner="grype 0.2"))
+    published.attach("scan", scan(published.amd64, "failed", started=day(-9)))
+    published.attach("scan", scan(published.amd64, started=day(-5), scanner="trivy"))
+    assert [f.detail for f in published.wrong("scan")] == [f"CVE-1 is critical; grype 0.1, 0 findings, {day(-9)[:10]}"]
+    published.attach("scan", scan(published.amd64, started=day(-5), scanner="grype 0.2"))
     assert published.wrong("scan") == []
-    published.attach("scan", scan(published.amd64, "failed", started="2026-01-15T00:00:00+00:00", scanner="grype 0.2"))
+    published.attach("scan", scan(published.amd64, "failed", started=day(-1), scanner="grype 0.2"))
     assert [f.outcome for f in published.wrong("scan")] == ["failed"]
-    published.attach("scan", scan(OTHER, started="2026-01-01T00:00:00+00:00"))
+    published.attach("scan", scan(OTHER, started=day(-9)))
     assert sorted(f.outcome for f in published.wrong("scan")) == ["broken", "failed"], "damage counts, however old"
+
+
+def state(published: Published, **changed: object) -> None:
+    """Let the index state what publishing does, and let the tag name this index."""
+    names = [f"registry.test/{REPOSITORY}:{TAG}", f"registry.test/{REPOSITORY}:latest"]
+    stated = json.dumps({"names": names, "attachments": ["scan"], "checks": {AMD64: ["ucx/version"]}} | changed)
+    published.digest = put_index(published.registry, [*published.platforms.values()], TAG, **{PUBLICATION: stated})
+
+
+def test_a_tag_is_bound_by_the_signed_index(published: Published, signers: Signers) -> None:
+    signer, trust, place = signers.signer(), signers.trust(), published.registry.repositories[REPOSITORY]
+
+    def judged(digest: str, tag: str = TAG, by: Signer | None = trust) -> tuple[str, str]:
+        place.tags[tag] = digest
+        published.reference = replace(published.reference, tag=tag, digest=None)
+        (found,) = [finding for finding in published.verify(trust=by).findings if finding.kind == "tag"]
+        assert found.is_wrong == (found.outcome == "failed")
+        return found.outcome, found.detail
+
+    bare = published.digest
+    state(published)
+    ours = published.digest
+    signer.sign(published.reference.at(digest) for digest in (bare, ours, published.amd64))
+    assert [judged(ours, tag)[0] for tag in (TAG, "latest")] == ["passed", "passed"]
+    for digest, tag, says in (
+        (ours, "stable", f"was published as registry.test/{REPOSITORY}:{TAG}, "),  # an alias of another image
+        (ours, f"{TAG}0", "was published as "), (bare, TAG, "does not state its tags"),
+        (published.amd64, TAG, "does not state its tags"),
+    ):  # fmt: skip
+        outcome, detail = judged(digest, tag)
+        assert (outcome, says in detail) == ("failed", True), detail
+        assert judged(digest, tag, None)[0] == "skipped"
+    state(published, names="all")
+    with pytest.raises(ResultError, match="names: must be"):
+        judged(published.digest)
+    published.reference = published.reference.at(bare)
+    assert "tag" not in {finding.kind for finding in published.verify(trust=trust).findings}
+
+
+def test_what_publishing_required_is_required(published: Published) -> None:
+    """A scan, and a check of one platform, which some verification must have passed in the image itself."""
+    published.attach_all()
+    state(published)
+    assert [(f.subject, f.kind, f.outcome) for f in published.wrong()] == [
+        (AMD64, "scan", "missing"), (ARM64, "scan", "missing")
+    ]  # fmt: skip
+    for platform, image in published.platforms.items():
+        published.attach("scan", scan(image.digest, platform=platform), platform)
+    assert published.wrong() == []
+    state(published, attachments=[], checks={AMD64: ["ucx/version", "ucx/gpu", "image/size"]})
+    (lacking,) = published.wrong()
+    assert (lacking.outcome, lacking.detail.endswith(": ucx/gpu, image/size")) == ("failed", True)
+    more = [
+        {"component": c, "check": k, "outcome": o}
+        for c, k, o in (("ucx", "gpu", "passed"), ("image", "size", "skipped"))
+    ]
+    published.attach("verification", verification(published.amd64, checks=more, options=["--env FIXED=1"]))
+    assert [f.detail.endswith(": ucx/gpu") for f in published.wrong()] == [True]
+    published.attach("verification", verification(published.amd64, checks=more))
+    assert published.wrong() == []
 
 
 # Adding

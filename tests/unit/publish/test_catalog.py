@@ -69,6 +69,9 @@ def test_whose_signature_it_is(
         signers.signer(signer).sign([published.reference.at(published.digest)])
     found = catalog(published.registry, ours, trust=signers.trust())
     assert [image.verified_by for image in found.images] == [message]
+    # A signature does not cover tags that the index does not state.
+    left_out = [problem for problem in found.problems if "is left out: the index does not state its tags" in problem]
+    assert (len(left_out), [image.tags for image in found.images]) == ((2, [()]) if message else (0, [(TAG,)]))
     assert one(published.registry, ours).verified_by is None
 
 

@@ -128,3 +128,11 @@ def test_a_command_for_each_published_image(
         index = site.fake.at("acme/tiny").digest("latest")
         assert text == f"{HOST}/acme/tiny@{image.digest} {HOST}/acme/tiny@{index} {NEW} {arch}"
     assert command("each", tmp_path / "each", "--published", f"{HOST}/nobody", "--", "true")[0] == 3
+
+
+def test_an_alias_that_names_the_image_of_another_target(site: Site) -> None:
+    tags = site.fake.repositories["acme/tiny"].tags
+    (alias,) = (name for name in site.target(OLD).aliases if name not in site.target(NEW).aliases)
+    tags[alias.rpartition(":")[2]] = tags["latest"]
+    (found,) = published_images([site.target(OLD)], lambda _: site.fake)
+    assert f"{HOST}/acme/tiny:cuda12.9: the index was published as {HOST}/acme/tiny:cuda13.0" in found.problem

@@ -10,10 +10,13 @@ import pytest
 
 from imagebuild.core.errors import CommandError
 from imagebuild.oci.layout import Attachment, Descriptor, referrers_tag
+from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Repository
 from imagebuild.project.plan import staged_tag
 from imagebuild.publish.prune import PruneVerdict, delete_staged, judge_staged
+from tests import attached
 from tests.registry_fake import FakeRegistry, index, put_image
+from tests.unit.publish.conftest import Signers
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 LIMIT = timedelta(days=14)
@@ -97,6 +100,27 @@ def test_what_keeps_an_image(
     arrange(site, digest, parts)
     assert site.verdicts()[digest].verdict == verdict
     assert site.prune() == 0
+
+
+def test_only_what_the_signer_signed_keeps_an_image(site: Site, signers: Signers) -> None:
+    """Everybody who may push can attach a file, and could so keep every image for ever."""
+    trust, kept = signers.trust(), dict[str, str]()
+    for name in ("signature", "statement", "forged", "theirs"):
+        digest, parts = site.push(30)
+        reference = parse_reference(f"registry.test/{STAGING}@{digest}")
+        kept[name] = digest
+        if name == "statement":
+            attached.attach(site.registry, STAGING, parts[0], "scan", attached.scan(parts[0].digest), signers.signer())
+        elif name == "forged":
+            attached.attach(site.registry, STAGING, parts[0], "scan", attached.scan(parts[0].digest))
+        else:
+            site.tag(parts[1].digest, f"{referrers_tag(digest)}.sig")
+            signers.signer("ours" if name == "signature" else "theirs").sign([reference])
+    verdicts = {v.digest: v.verdict for v in judge_staged(site.place, NOW, LIMIT, trust)}
+    assert {name: verdicts[digest] for name, digest in kept.items()} == {
+        "signature": "needed", "statement": "needed", "forged": "delete", "theirs": "delete"
+    }  # fmt: skip
+    assert {v.verdict for v in site.verdicts().values()} == {"needed"}
 
 
 def test_shared_parts_stay_with_the_young(site: Site) -> None:
