@@ -19,11 +19,10 @@ from statistics import median
 from typing import NamedTuple
 
 from imagebuild.bench.models import Half, NcclRow
+from imagebuild.bench.patterns import data_of
 
-TYPE_BYTES = {
-    "int8": 1, "uint8": 1, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8, "half": 2, "float": 4, "double": 8,
-    "bfloat16": 2, "f8e4m3": 1, "f8e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "char": 1, "int": 4,
-}  # fmt: skip
+_DATA = data_of(__file__)
+TYPE_BYTES: Mapping[str, int] = _DATA["type_bytes"]
 """Size in bytes of one element of each type."""
 
 
@@ -34,22 +33,11 @@ class _Traits(NamedTuple):
     has_root: bool
     divides: bool
     """Whether the size is that of `count` elements for each rank."""
-    checks_in_place: bool = True
+    checks_in_place: bool
     """Whether the program validates the data in place, since 2.13.1."""
 
 
-_TRAITS: Mapping[str, _Traits] = {
-    "all_reduce": _Traits(reduces=True, has_root=False, divides=False),
-    "reduce_scatter": _Traits(reduces=True, has_root=False, divides=True),
-    "reduce": _Traits(reduces=True, has_root=True, divides=False),
-    "broadcast": _Traits(reduces=False, has_root=True, divides=False),
-    "all_gather": _Traits(reduces=False, has_root=False, divides=True),
-    "alltoall": _Traits(reduces=False, has_root=False, divides=True, checks_in_place=False),
-    "gather": _Traits(reduces=False, has_root=True, divides=True),
-    "scatter": _Traits(reduces=False, has_root=True, divides=True),
-    "sendrecv": _Traits(reduces=False, has_root=False, divides=False, checks_in_place=False),
-    "hypercube": _Traits(reduces=False, has_root=False, divides=True),
-}
+_TRAITS = {name: _Traits(*row) for name, row in _DATA["traits"].items()}
 """The traits of each collective, except alltoallv, whose counts differ between ranks."""
 
 

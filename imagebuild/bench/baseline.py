@@ -18,19 +18,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from imagebuild.bench import models
 from imagebuild.bench.ceilings import GB_UNITS
 from imagebuild.bench.judge import GATE_BYTES, NO_PARTICIPATION, WIRE_BYTES
-from imagebuild.bench.models import (
-    BandwidthTest,
-    Claim,
-    Judgement,
-    Limit,
-    Measurement,
-    PerftestTable,
-    Results,
-    Run,
-    SpeedClaim,
-)
+from imagebuild.bench.models import BandwidthTest, Claim, Judgement, Limit, Measurement, Results, Run, SpeedClaim
 from imagebuild.core.errors import plural
 
 MEDIAN, POINT, SPREAD = 0.05, 0.15, 0.20
@@ -164,7 +155,7 @@ def _values_of(result: Measurement) -> dict[str, dict[Point, float]]:
         case BandwidthTest() if result.unit == "GB/s":
             for number, cells in enumerate(result.matrix or ()):
                 values[result.subject] |= {(number, at): cell for at, cell in enumerate(cells) if cell and cell > 0}
-        case PerftestTable() if scale := GB_UNITS.get(result.unit or ""):
+        case models.PerftestTable() if scale := GB_UNITS.get(result.unit or ""):
             for row in result.rows:
                 if row.bw_average and (row.size_bytes or 0) >= WIRE_BYTES:
                     values[result.subject][row.size_bytes or 0] = row.bw_average * scale

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from importlib import resources
 from typing import NamedTuple
 
-import yaml
-
 from imagebuild.bench.logs import LogLine, excerpt
+from imagebuild.bench.patterns import data_of
 
 LONGEST = 2000
 """Number of characters of a line that are searched."""
@@ -30,7 +28,7 @@ class Cause(NamedTuple):
 
 @cache
 def _known() -> tuple[Sequence[tuple[re.Pattern[str], str]], re.Pattern[str]]:
-    rows = yaml.safe_load(resources.files(__package__).joinpath("causes.yaml").read_text(encoding="utf-8"))
+    rows: Sequence[Mapping[str, str]] = data_of(__file__)
     anything = re.compile("|".join(f"(?:{row['match']})" for row in rows))
     return [(re.compile(row["match"]), row["means"]) for row in rows], anything
 

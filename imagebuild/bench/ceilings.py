@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from imagebuild.bench.models import AlgorithmName, Collective, Limit
+from imagebuild.bench.patterns import data_of
 from imagebuild.bench.profiles import Measured, Profile, profile_key
 from imagebuild.core.errors import ConfigError, Mistakes, plural
 from imagebuild.core.fields import YamlFile
@@ -89,50 +90,13 @@ class Algorithm:
     pass through one rank: through its link, its NIC, and the NICs of its domain."""
 
 
-AT_SCALE = ((16, 1.0), (256, 0.8))
-"""Largest numbers of domains, and the share of `floor_fraction` that holds up to them. Public runs on up to 16 nodes
-reach 87 to 98 % of the lowest ceiling (profiles/). The best runs on 256 nodes of Polaris reach 49 %, those on 20 racks
-of GB200 45 % (coreweave/nccl-tests README.md @cb86553). No floor is known above 256 domains."""
-
-REDUCING: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter")
-
-_LOCAL, _PEERS, _NVLS = "(n-1)/(k*(g-1))", "(n-1)/(g-1)", "2*g*(n-1)/(n*(g+1))"
-_SPLIT, _SHARP, _PARTS = "k*(n-1)/(n*(k-1))", "2*(n-1)/n", "(n-1)/(g*(n-g))"
-
-ALGORITHMS: tuple[Algorithm, ...] = (
-    Algorithm("ring", (*REDUCING, "broadcast", "reduce"), "1", "1"),
-    # Trees belong to this class, too: on average, each GPU and each node moves the same number of bytes.
-    Algorithm("hierarchical", REDUCING, _LOCAL, _SPLIT, within=False),
-    Algorithm("nvls", ("all_reduce",), "2*(n-1)/(n+1)", None, nvls=True),
-    Algorithm("nvls", ("all_gather", "reduce_scatter"), "(n-1)/n", None, nvls=True),
-    Algorithm("nvls-tree", ("all_reduce",), _NVLS, _SPLIT, nvls=True, within=False),
-    Algorithm("sharp", ("all_reduce",), _LOCAL, _SHARP, sharp=True, within=False),
-    Algorithm("nvls-sharp", ("all_reduce",), _NVLS, _SHARP, nvls=True, sharp=True, within=False),
-    Algorithm("pairwise", ("alltoall", "hypercube"), _PEERS, _PARTS),
-    # The default of 0.5 is too high for alltoallv, which reached 41 % of its ceiling on two H200: docs/evidence.md
-    Algorithm("pairwise", ("alltoallv",), _PEERS, _PARTS, floor_fraction=0.25),
-    # The root also exchanges data over its own NIC. Without PXN, no other NIC carries data of the root.
-    Algorithm("pairwise", ("gather", "scatter"), "1", "(n-1)/(n-g)", busy="root"),
-    # sendrecv reached only 15.2 GB/s on ten H100 nodes with 400 Gb/s NICs. All other tests reached 80 to 90 % of their
-    # ceilings on these nodes:
-    # xxrjun/nccl-tests-cluster @455de4f, example-cluster01, nccl_N10_G8.log
-    Algorithm("pairwise", ("sendrecv",), "1", "1", floor_fraction=0.25, busy="peer"),
-)
-
-
-_CLASSES: Mapping[str, tuple[AlgorithmName, ...]] = {
-    "ring": ("ring",),
-    "tree": ("ring", "hierarchical"),
-    "pat": ("ring", "hierarchical"),
-    "nvls": ("nvls", "nvls-sharp"),
-    "nvlstree": ("nvls-tree",),
-    "nvls-tree": ("nvls-tree",),
-    "collnetdirect": ("sharp", "nvls-sharp"),
-    "collnetchain": ("sharp",),
-    "collnet": ("sharp",),
-}
-"""Maps the name of an algorithm in NCCL_ALGO or in NCCL's output to its possible classes. Trees are also in the class
-of rings, because a tree is not faster than a ring within a node."""
+_DATA = data_of(__file__)
+AT_SCALE: Sequence[tuple[int, float]] = _DATA["at_scale"]
+"""Largest numbers of domains, and the share of `floor_fraction` that holds up to them. None is known above the last."""
+ALGORITHMS = tuple(Algorithm(**row) for row in _DATA["algorithms"])
+GB_UNITS: Mapping[str, float] = _DATA["units"]
+"""Maps the unit of a table to its value in GB/s."""
+_PATHS = [(re.compile(row["test"]), row) for row in _DATA["paths"]]
 
 
 def forced_classes(variables: Mapping[str, str]) -> tuple[AlgorithmName, ...]:
@@ -140,7 +104,9 @@ def forced_classes(variables: Mapping[str, str]) -> tuple[AlgorithmName, ...]:
     everything: tuple[AlgorithmName, ...] = tuple(dict.fromkeys(algorithm.name for algorithm in ALGORITHMS))
     chosen = set(everything)
     setting = variables.get("NCCL_ALGO", "").strip("\"' ").lower()
-    named = {name for word in re.split(r"[,;:@/]", setting.removeprefix("^")) for name in _CLASSES.get(word, ())}
+    named = {
+        name for word in re.split(r"[,;:@/]", setting.removeprefix("^")) for name in _DATA["classes"].get(word, ())
+    }
     if named:
         chosen = chosen - named if setting.startswith("^") else named
     if variables.get("NCCL_NVLS_ENABLE") == "0":
@@ -243,43 +209,12 @@ def rank_layout(profile: Profile, ranks: int, nodes: int, domains: int | None = 
 
 # Copies between devices, and single NICs
 
-GB_UNITS = {"MB/sec": 2**20 / 1e9, "MiB/sec": 2**20 / 1e9, "Gb/sec": 1 / 8, "MB/s": 1e-3, "GB/s": 1.0}
-"""Maps the unit of a table to its value in GB/s. perftest prints MB/sec for 2^20 bytes, OSU prints MB/s for 10^6
-bytes."""
-
-_PATHS = (
-    (r"latency|local", None, 0, 0.0),
-    (r"bidirectional.* bw\b", "card", 2, 0.5),
-    (r" bw\b", "card", 1, 0.5),
-    (r"device_to_device_bidirectional\w*_(read|write)[12]$", "pair", 1, 0.5),
-    (r"device_to_device_bidirectional\w*_total$", "pair", 2, 0.5),
-    (r"device_to_device_bidirectional", "pair", 2, 0.25),
-    (r"device_to_device|_bw_within_node", "pair", 1, 0.5),
-    (r"_bw.*bidi", "pair", 2, 0.0),
-    (r"_bw", "pair", 1, 0.0),
-    (r"all_to_one|one_to_all", "link", 1, 0.5),
-    (r"host\w*(bidirectional|_all)|all_to_host", "host-link", 1, 0.25),
-    (r"host_to_|_to_host", "host-link", 1, 0.5),
-)
-"""Limits of the tests of nvbandwidth, NVSHMEM and perftest. The first row whose pattern matches the test's name counts.
-
-Each row has the pattern, the path that limits the test, the factor between the path's bandwidth and the ceiling, and
-the fraction of the ceiling that healthy machines reach. A fraction of 0 means that no smallest acceptable speed (floor)
-is known, because the output does not say whether both GPUs are in one node.
-
-A bidirectional test of nvbandwidth reports each direction and the total between GPUs. Before release 0.3, it reports
-only one direction. Between a GPU and its host, it reports only the direction in its name.
-
-Healthy machines reach 83 to 92 % of the ceiling between GPUs, and 61 to 91 % between GPU and host. In bidirectional
-tests, healthy machines reach 35 % between GPU and host, and 43 % of the total between GPUs with nvbandwidth 0.2.
-Sources: a public write-up of nvbandwidth 0.2 (8 H800), superbenchmark's tests (GH200), and docs/evidence.md (H200, also
-for kernels that call NVSHMEM)."""
-
 
 def path_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None]:
     """Return the ceiling and the floor of a copy between devices, or of a test of one NIC.
     The floor is the smallest acceptable bandwidth. A limit that is not known is None."""
-    path, times, least = next((row[1:] for row in _PATHS if re.search(row[0], test.casefold())), (None, 0, 0.0))
+    row: Mapping[str, Any] = next((row for pattern, row in _PATHS if pattern.search(test.casefold())), {"path": None})
+    path, times, least = row["path"], row.get("times", 1), row.get("least", 0.5)
     if path in ("pair", "link"):
         # The output does not say which link joins a pair. The fastest link sets the ceiling, the slowest the floor.
         rates = [(link.pair or link.rate if path == "pair" else link.rate, link.kind) for link in profile.links]

@@ -7,25 +7,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from imagebuild.bench.logs import JsonDocument, Parsed, excerpt, json_list, json_object, json_text
-from imagebuild.bench.models import Diagnostic, Verdict
+from imagebuild.bench.models import Diagnostic
+from imagebuild.bench.patterns import data_of
 
-_VERDICTS: dict[str, tuple[Verdict, str]] = {
-    "pass": ("ok", ""), "passed": ("ok", ""), "fail": ("failed", ""), "failed": ("failed", ""), "warn": ("warned", ""),
-    "skip": ("waived", "skipped"), "skipped": ("waived", "skipped"), "notrun": ("waived", "not run"),
-}  # fmt: skip
-"""Maps each status of dcgmi to a verdict and a reason. The reason is used only if dcgmi printed no message."""
-_JSON_TITLES = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
+_DATA = data_of(__file__)
 
 
 def parse_dcgm_json(source: str, document: JsonDocument) -> Parsed[Diagnostic] | None:
     """Return the results in a JSON document; None if dcgmi diag did not write the document."""
     top = json_object(document.value)
     runs = [top, *map(json_object, json_list(top.get("iterations")))]
-    if not any(title in run for run in runs for title in _JSON_TITLES):
+    if not any(title in run for run in runs for title in _DATA["titles"]):
         return None
     parsed: Parsed[Diagnostic] = []
     for run in runs:
-        titled = [json_object(run[title]) for title in _JSON_TITLES if isinstance(run.get(title), dict)]
+        titled = [json_object(run[title]) for title in _DATA["titles"] if isinstance(run.get(title), dict)]
         # An error of dcgmi itself becomes the result of a test `diag`, which stands for the whole run.
         about = {"source": source, "category": None, "test": "diag", "verdict": "failed"}
         errors = (json_text(part.get(key)) for part in (run, *titled) for key in ("runtime_error", "Warning"))
@@ -64,7 +60,7 @@ def _json_results(source: str, category: str | None, test: Mapping[str, Any]) ->
                 text = json_text(message.get("warning") if isinstance(message, dict) else message) or ""
                 messages += [text.strip()] if text.strip() else []
         printed = str(entry.get("status")).strip().lower()
-        verdict, word = _VERDICTS.get(
+        verdict, word = _DATA["verdicts"].get(
             re.sub("[ _-]", "", printed), ("failed", f"the status of the test is {excerpt(printed)}")
         )
         if verdict == "ok" and entry.get("warnings"):

@@ -7,7 +7,7 @@ open if the output does not say.
 * Participation: the numbers of ranks and nodes are those that the user passed. If the user passed none, there is one
   rank for each GPU that the nodes have according to the profile. The profile describes the GPUs in the output.
 * Speed: a collective is judged by its best row of 1 GiB or more, never by the average over sizes. A result above its
-  ceiling by more than `MARGIN` is a measuring error. A result is fast enough if it reaches tolerance * reference. A
+  ceiling by more than 2 % is a measuring error. A result is fast enough if it reaches tolerance * reference. A
   reference is a measured result in the profile. If there is no reference for exactly these ranks, nodes and class of
   algorithms, the result must reach a floor: the smallest acceptable speed (`floor_of`). A result whose parts differ
   too much (`_uneven`) is not fast enough, however fast its best part is."""
@@ -18,55 +18,23 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import itemgetter
 from statistics import median
 from typing import Any, get_args
 
-from imagebuild.bench import ceilings
+from imagebuild.bench import ceilings, models
 from imagebuild.bench.arithmetic import shape_of
 from imagebuild.bench.ceilings import NotComparable, RankLayout, rank_layout
-from imagebuild.bench.models import (
-    GENERIC_GPU,
-    AlgorithmName,
-    BandwidthTest,
-    Claim,
-    ClaimWord,
-    Collective,
-    Diagnostic,
-    Judgement,
-    Launch,
-    Limit,
-    Measurement,
-    Openness,
-    PerftestTable,
-    Result,
-    Results,
-    Run,
-    SpeedClaim,
-    describe_run,
-)
+from imagebuild.bench.models import BandwidthTest, Claim, Diagnostic, Judgement, Limit, Openness, Run, SpeedClaim
+from imagebuild.bench.patterns import data_of
 from imagebuild.bench.profiles import Measured, Profile
 from imagebuild.core.errors import ConfigError, plural
 
-MARGIN = 0.02
-"""Fraction by which a bandwidth may exceed its ceiling, because timers start late and figures are rounded: a loopback
-test on a 200 Gb/s NIC printed 201.8 Gb/s."""
-GATE_BYTES, WIRE_BYTES = 2**30, 2**16
-"""Smallest message sizes in bytes for which speed is judged, because smaller messages show latency rather than
-bandwidth: for collectives, and for tests of one NIC."""
-NEVER_COMPARE = ("all_reduce_bench",)
-"""Tools that cannot validate data. For these tools, the claim about data is skipped instead of open."""
-COLLAPSE, STEADY_BYTES = 0.5, 2**26
-"""Fraction of the bandwidth of smaller messages, and of the other placement, that must be reached; and the size from
-which a collective must reach it. Healthy runs in public logs reach 0.7 and 0.8."""
-PAIR = 0.7
-"""Fraction of the median of a matrix that each pair must reach. The slowest pairs of healthy machines reach 0.99
-between GPUs on a switch, and 0.85 between a GPU and its host."""
-SICK, SICK_BYTES = 0.25, 2**20
-"""Fraction of the floor that a run must also reach below 1 GiB, and the smallest number of bytes for each rank at which
-it must do so, because small parts show latency. The slowest healthy run in public logs reaches 0.41 at 512 MiB."""
-SOFTWARE = ("deployment", "software", "integration")
-"""Categories of dcgmi diag whose tests check only software."""
-
+_LIMITS = data_of(__file__)
+MARGIN, COLLAPSE, PAIR, SICK = itemgetter("margin", "collapse", "pair", "sick")(_LIMITS)
+STEADY_BYTES, SICK_BYTES, NEVER_COMPARE = itemgetter("steady_bytes", "sick_bytes", "never_compare")(_LIMITS)
+GATE_BYTES: int = _LIMITS["gate_bytes"]
+WIRE_BYTES: int = _LIMITS["wire_bytes"]
 NO_PARTICIPATION = Claim(state="not applicable", reason="the output does not list ranks or GPUs")
 
 
@@ -86,9 +54,9 @@ class Expected:
     """Number of NVLink domains of the nodes."""
     collective: str | None = None
 
-    def of(self, result: Result) -> Expected:
+    def of(self, result: models.Result) -> Expected:
         """Return the expected values, completed by those of the program that started the benchmark."""
-        known = dict(result.launch or Launch())
+        known = dict(result.launch or models.Launch())
         return replace(self, **{name: getattr(self, name) or known[name] for name in known.keys() & vars(self).keys()})
 
     def gpus_of(self, profile: Profile | None, nodes: int | None) -> int | None:
@@ -106,15 +74,15 @@ def accepted_kinds(kinds: Iterable[str]) -> tuple[Openness, ...]:
 
 
 def judge_results(
-    results: Results, profile: Profile | None = None, expected: Expected | None = None
+    results: models.Results, profile: Profile | None = None, expected: Expected | None = None
 ) -> tuple[Judgement, ...]:
     """Return a judgement (three claims) for each result in the order of the results, then one for each dcgmi diag.
     Raises ConfigError if an expected algorithm or collective is unknown."""
-    expected, known = expected or Expected(), get_args(AlgorithmName)
+    expected, known = expected or Expected(), get_args(models.AlgorithmName)
     for algorithm in set(expected.algorithms).difference(known):
         raise ConfigError(f"--algorithm {algorithm}: unknown class of algorithms; use one of {', '.join(known)}")
-    if expected.collective not in (None, *get_args(Collective)):
-        names = ", ".join(get_args(Collective))
+    if expected.collective not in (None, *get_args(models.Collective)):
+        names = ", ".join(get_args(models.Collective))
         raise ConfigError(f"--collective {expected.collective}: unknown collective; use one of {names}")
     diagnoses = groupby(results.diagnostics, key=lambda diagnostic: diagnostic.source)
     return (
@@ -125,12 +93,11 @@ def judge_results(
     )
 
 
-def data_claim(result: Measurement | Diagnostic) -> Claim:
+def data_claim(result: models.Measurement | Diagnostic) -> Claim:
     """Return the claim about the data of a result: `right` if the benchmark validated the data and finished."""
     if result.verdict != "ok":
-        # The tool skipped (waived) a test that does not fit the machine. A skipped test is not a failure.
-        words: dict[str, ClaimWord] = {"waived": "not applicable", "warned": "not compared", "wrong-data": "wrong"}
-        state = words.get(result.verdict, "wrong" if isinstance(result, Diagnostic) else "unfinished")
+        otherwise: models.ClaimWord = "wrong" if isinstance(result, Diagnostic) else "unfinished"
+        state = _LIMITS["data"].get(result.verdict, otherwise)
         allow: Openness | None = "unvalidated" if state == "not compared" else None
         return Claim(state=state, reason=": ".join(filter(None, (result.verdict, result.reason))), allow=allow)
     match result:
@@ -139,7 +106,7 @@ def data_claim(result: Measurement | Diagnostic) -> Claim:
             reason = f"{dead} of {plural(len(result.pairs), 'figure')} are not above 0"
             right = Claim(state="right", reason="the benchmark compared the copied data")
             return Claim(state="unfinished", reason=reason) if dead else right
-        case Run(compared=True, partial_rows=0) | PerftestTable(compared=True) | Diagnostic():
+        case Run(compared=True, partial_rows=0) | models.PerftestTable(compared=True) | Diagnostic():
             return Claim(state="right", reason=result.reason)
         case Run() if result.tool not in NEVER_COMPARE:
             return Claim(state="not compared", reason=result.reason, allow="unvalidated")
@@ -167,7 +134,7 @@ def _judge_run(run: Run, runs: Sequence[Run], profile: Profile | None, expected:
         participation = _participation(run, runs, profile, expected)
         whole = run.model_copy(update={"ranks": ranks, "nodes": nodes})
         speed = _speed_of_run(whole, profile, expected, _unsound(data_claim(run)))
-    subject = describe_run(run.collective, ranks, nodes)
+    subject = models.describe_run(run.collective, ranks, nodes)
     return Judgement(source=run.source, subject=subject, data=data_claim(run), participation=participation, speed=speed)
 
 
@@ -261,8 +228,8 @@ def _gpus_claim(found: int, wanted: int, scale: str = "", nodes: int | None = No
 
 def _foreign_devices(names: Iterable[str], profile: Profile | None) -> str:
     """Return a sentence about GPUs that the profile does not describe, or an empty text if there are none."""
-    others = Counter(name for name in names if profile and not GENERIC_GPU.fullmatch(name) and not profile.has(name))
-    if not profile or not others:
+    unknown = [name for name in names if not models.GENERIC_GPU.fullmatch(name)]
+    if not profile or not (others := Counter(name for name in unknown if not profile.has(name))):
         return ""
     own = " or ".join(name.strip("*") for name in profile.gpu.names)
     ran = ", ".join(f"{count} \u00d7 {name}" if count > 1 else name for name, count in others.items())
@@ -351,7 +318,7 @@ def _speed_in_domains(run: Run, profile: Profile, expected: Expected, domains: i
     possible = ceilings.class_ceilings(collective, ranks, layout)
     known = [ceiling for ceiling in possible if not used or ceiling.algorithm in used]
     if used and not known:
-        raise NotComparable(f"{profile.name} cannot run {describe_run(*scale)} with {names}")
+        raise NotComparable(f"{profile.name} cannot run {models.describe_run(*scale)} with {names}")
     hardest = max(known, key=lambda ceiling: ceiling.value, default=None)
     # The hosts of references are in as few domains as possible.
     is_least = layout.domains == ceilings.least_domains(profile, nodes)
@@ -366,7 +333,7 @@ def _speed_in_domains(run: Run, profile: Profile, expected: Expected, domains: i
         reference, missing, floor = None, _too_small(run), None
     elif reference is None:
         suffix = f" with {names}" if used and references else ""
-        missing = f"{profile.name} has no reference for {describe_run(*scale)}{suffix}"
+        missing = f"{profile.name} has no reference for {models.describe_run(*scale)}{suffix}"
     notes = [f"as {names}"] if len(used) == 1 else []
     if not run.devices:
         notes.append(f"the output does not name the GPU; imagebuild assumes that it is the GPU of {profile.name}")
@@ -488,7 +455,7 @@ def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expect
         participation = Claim(state="incomplete", reason=reason, allow="partial")
     elif len(pairs) < len(cells):
         joined = profile and any(link.gpus >= gpus for link in profile.links)
-        state: ClaimWord = "incomplete" if joined else "not known"
+        state: models.ClaimWord = "incomplete" if joined else "not known"
         reason = f"{len(cells) - len(pairs)} of {plural(len(cells), 'pair')} were not measured (N/A in the output)"
         participation = Claim(state=state, reason=reason, allow="partial" if profile else None)
     elif wanted and gpus and test.verdict != "waived":
@@ -513,7 +480,7 @@ def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expect
     return Judgement(source=test.source, subject=name, data=data, participation=participation, speed=speed)
 
 
-def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
+def _judge_table(table: models.PerftestTable, profile: Profile | None) -> Judgement:
     """Return the judgement on a table, by the row with the highest average bandwidth. If the profile has a reference
     for the size of a row, that row counts."""
     test, data = table.subject, data_claim(table)
@@ -596,7 +563,7 @@ def _judge_diagnostics(
         "; ".join(": ".join(filter(None, (d.subject, d.reason))) for d in diagnostics if d.verdict == verdict)
         for verdict in ("failed", "warned")
     )
-    ran = [d for d in diagnostics if d.verdict == "ok" and (d.category or "").casefold() not in SOFTWARE]
+    ran = [d for d in diagnostics if d.verdict == "ok" and (d.category or "").casefold() not in _LIMITS["software"]]
     by_verdict = Counter(diagnostic.verdict for diagnostic in diagnostics)
     counts = ", ".join(f"{count} {verdict}" for verdict, count in by_verdict.items())
     if failed:
@@ -616,7 +583,7 @@ def _judge_diagnostics(
 def _tested_gpus(diagnostics: Sequence[Diagnostic], profile: Profile | None, expected: Expected) -> Claim:
     """Return the claim about participation in a dcgmi diag: every hardware test that ran also ran on each GPU."""
     named = {d.entity for d in diagnostics if d.entity and d.entity.startswith("GPU")}
-    ran = [d for d in diagnostics if d.verdict != "waived" and (d.category or "").casefold() not in SOFTWARE]
+    ran = [d for d in diagnostics if d.verdict != "waived" and (d.category or "").casefold() not in _LIMITS["software"]]
     by_test = {d.test: {other.entity for other in ran if other.test == d.test} & named for d in ran}
     missing = {entity: [t for t, tested in by_test.items() if tested and entity not in tested] for entity in named}
     skipped = [f"{', '.join(tests)} did not run on {entity}" for entity, tests in sorted(missing.items()) if tests]
@@ -642,15 +609,9 @@ def _not_judged(profile: Profile | None, unsound: str, problem: str = "", **fact
 
 
 def _speed(
-    measured: float,
-    size_bytes: int | None,
-    limits: tuple[Limit | None, Limit | None],
-    reference: Measured | None,
-    *,
-    missing: str,
-    notes: Sequence[str] = (),
-    highest: float | None = None,
-) -> SpeedClaim:
+    measured: float, size_bytes: int | None, limits: tuple[Limit | None, Limit | None], reference: Measured | None, *,
+    missing: str, notes: Sequence[str] = (), highest: float | None = None,
+) -> SpeedClaim:  # fmt: skip
     """Return the claim about the speed of a measurement. Bandwidths are in GB/s.
 
     `limits` are the ceiling and the floor (the smallest acceptable bandwidth). `measured` is compared with the

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar, cast
 import yaml
 
 from imagebuild.bench.models import Verdict
+from imagebuild.bench.patterns import DataFile
 from imagebuild.core.errors import ResultError
 from imagebuild.core.files import open_file
 
@@ -83,39 +84,9 @@ class JsonDocument:
 
 # Reading a file: encodings, line ends, colours, debug output
 
-_LONGEST_LINE = 64 << 20
-"""Largest number of characters in a line. Longer lines are split, so that a file without line ends does not fill the
-memory."""
 
-_ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,300}(?:\x07|\x1b\\)|[@-Z\\-_])")
-_DEBUG = re.compile(
-    # Messages of NCCL: `node1:123:456 [0] NCCL INFO …`. A time stamp may precede the host name. File and function may
-    # precede `NCCL`. The end of a row may precede the message without a blank: `0.00      0node1:…`, `N/Anode1:…`,
-    # `1e+05node1:…`.
-    r"(?:\[[\d :.,TZ/+-]{8,40}\] ?)?(?:(?<!N/)(?!e[+-]\d)[A-Za-z][\w.-]{0,254}|\d{1,3}(?:\.\d{1,3}){3})"
-    r":\d{1,10}:\d{1,10}(?: \[-?\d{1,4}\])?(?: [^\s\[]{1,200}){0,3}?"
-    r" NCCL (?P<level>INFO|WARN|TRACE|CALL|ABORT)(?=\s|$)"
-    # Messages of UCX: `[1734567.123456] [node1:77:0]     ucp_context.c:2119 UCX  INFO …`
-    r"|\[\d{1,12}\.\d{1,9}\] \[[^\]\s]{1,300}\]\s{1,12}[^\s:]{1,100}:\d{1,6}\s{0,8}"
-    r" UCX  (?:DEBUG|TRACE|INFO|REQ|DATA|ASYNC|FUNC|POLL) "
-)
-_DIGITS_OF_HOST = re.compile(r"[\da-f]{1,12}")
-"""The leading digits of a host name, which `_DEBUG` does not match: a container may be called `3f2a9c0d11e4`."""
-_SETTING = re.compile(
-    r"\b(?P<name>NCCL_(?:ALGO|NVLS_ENABLE))(?: set by environment to |[\"']?[= ][\"']?)(?P<value>\^?\w[\w,;:^-]*)"
-    r"|\b\d{10,15} Bytes -> Algo (?P<algo>\w{1,20})"
-    r"|\bcliqueSize (?P<clique>\d{1,6})\b|(?:\bUsing network |\bvia NET/)(?P<network>[A-Za-z][\w ]{0,40}\w)"
-)
-_SETTING_MARKS = ("NCCL_", "-> Algo ", "cliqueSize ", "Using network ", "via NET/")
-"""Every text that `_SETTING` matches contains one of these marks."""
-_ALGORITHMS = {
-    "0": "tree", "1": "ring", "2": "collnetdirect", "3": "collnetchain", "4": "nvls", "5": "nvlstree", "6": "pat",
-}  # fmt: skip
-"""Maps the numbers of algorithms, which older releases of NCCL print, to their names."""
-_HEAD_WINDOW = 700
-"""Number of characters before ` NCCL ` or ` UCX  ` that are searched for the beginning of a debug message."""
-_OUTPUT_TAG = re.compile(r"[ \t]*\[[^\]\s]{1,300}\]<std\w{2,4}>: ?\Z")
-_CUT_ROW = re.compile(r"[\s|]*(?:\d{1,20}(?:[\s|]|$)|#)")
+_DATA = DataFile(__file__)
+_RE, _ALGORITHMS, _MOST = _DATA.patterns, _DATA["algorithms"], _DATA["limits"]
 
 
 @contextmanager
@@ -163,11 +134,11 @@ def _read(log: Log, file: TextIO) -> None:
     """Add the lines of a file to the log, without debug output.
     NCCL may print a message in the middle of a row. The next line of that process is then the rest of the row."""
     cut: dict[str, str] = {}
-    while row := file.readline(_LONGEST_LINE):
+    while row := file.readline(_MOST["line"]):
         log.line_count += 1
         message = None
         if (at := row.find(" NCCL ")) >= 0 or (at := row.find(" UCX  ")) >= 0:
-            message = _DEBUG.search(row, max(0, at - _HEAD_WINDOW))
+            message = _RE["debug"].search(row, max(0, at - _MOST["head"]))
         before = row[: message.start()] if message else ""
         if message is None or '"' in before:
             for line in _clean(row, log.line_count):
@@ -178,13 +149,13 @@ def _read(log: Log, file: TextIO) -> None:
             log.settings.append((log.line_count, said))
         if message["level"] == "WARN" and len(log.warnings) < 20:
             log.warnings.extend(_clean(row[:2000], log.line_count))
-        if not before or _DIGITS_OF_HOST.fullmatch(before):
+        if not before or _RE["digits_of_host"].fullmatch(before):
             continue
         process, before = split_prefix(before)
-        if not before.strip() or _DIGITS_OF_HOST.fullmatch(before):
+        if not before.strip() or _RE["digits_of_host"].fullmatch(before):
             continue
-        piece = cut.pop(process, "") + _OUTPUT_TAG.sub("", before)
-        if _CUT_ROW.match(piece) and len(piece) <= 2000:
+        piece = cut.pop(process, "") + _RE["output_tag"].sub("", before)
+        if _RE["cut_row"].match(piece) and len(piece) <= 2000:
             cut[process] = piece
         else:
             log.lines.append(LogLine(piece, process, log.line_count))
@@ -194,7 +165,8 @@ def _read(log: Log, file: TextIO) -> None:
 def settings_in(text: str) -> Mapping[str, str]:
     """Return the facts in a command or a message of NCCL, by name, as in `Log.settings`."""
     found: dict[str, str] = {}
-    for match in _SETTING.finditer(text[:20_000]) if any(mark in text for mark in _SETTING_MARKS) else ():
+    is_marked = any(mark in text for mark in _DATA["setting_marks"])
+    for match in _RE["setting"].finditer(text[:20_000]) if is_marked else ():
         if match["clique"] or match["network"]:
             found |= {name: match[name] for name in ("clique", "network") if match[name]}
         else:
@@ -211,10 +183,10 @@ def _clean(text: str, number: int) -> Iterator[LogLine]:
         except (ValueError, LookupError, RecursionError):
             wrapped = None
         text = wrapped if isinstance(wrapped, str) else text
-    elif quoted := _QUOTED.fullmatch(text):
+    elif quoted := _RE["quoted"].fullmatch(text):
         text = quoted[1].replace('\\"', '"')
     if "\x1b" in text:
-        text = _ESCAPES.sub("", text)
+        text = _RE["escapes"].sub("", text)
     for part in text.replace("\0", "").rstrip("\r\n").split("\r"):
         process, rest = split_prefix(part)
         tag = part[: len(part) - len(rest)].strip()
@@ -226,42 +198,9 @@ def _clean(text: str, number: int) -> Iterator[LogLine]:
 
 # Launcher prefixes
 
-_STAMP = r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
-_CTIME = r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}"
-_TABLE_LINE = r"(?=[ \t]*(?:#|\d+[ \t]+\d+[ \t]+[a-z]|nThread |Out of bounds |Avg bus ))"
-_PREFIXES = tuple(
-    re.compile(r"[ \t]*" + pattern)
-    for pattern in (
-        # Open MPI: `[1,0]<stdout>:`. PMIx adds a blank, and may add `[host:pid]` or a time stamp, or leave out the job.
-        rf"(?:\[?{_CTIME}\]?)?(?:\[(?:[\w.-]*@)?(?P<rank>[\w,.-]*\d)\](?:\[[^\]\s]{{1,300}}\])?)?"
-        r"<std(?:out|err|diag)>: ?",
-        # kubectl logs --prefix
-        r"\[(?P<process>pod/[^\]\s]{1,500})\] ?",
-        # --timestamps of kubectl and docker, log files of container runtimes, logs of CI workflows
-        rf"\[?{_STAMP}\]?(?:[ \t]+std(?:out|err) [FP])?(?:[ \t]|$)",
-        rf"\[?\d\d:\d\d:\d\d(?:[.,]\d{{1,9}})?\]?[ \t]+{_TABLE_LINE}",
-        # srun --label
-        r"(?P<rank>\d{1,7}):(?: |$)",
-        # Intel MPI and MPICH -prepend-rank, torchrun
-        r"\[(?:rank ?|default)?(?P<rank>\d{1,7})\](?:: ?|[ \t]|$)",
-        # labels with a host and a rank; errors of Open MPI begin with a host and a process id
-        rf"[\[(<]?(?P<rank>[A-Za-z][\w.-]{{0,200}}[:@]\d{{1,7}})[\])>]?:?[ \t]*{_TABLE_LINE}",
-        rf"[\[(<]?(?:[Rr]ank|[Tt]ask|[Pp]roc(?:ess)?)[ _:-]?(?P<rank>\d{{1,7}})[\])>]?:?[ \t|]*{_TABLE_LINE}",
-        # journald and syslog
-        r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<process>\S{1,200} [^\s\[:]{1,200})(?:\[\d{1,10}\])?: ?",
-        # docker compose; then stern, but only before text that looks like part of a table
-        r"(?P<process>[A-Za-z][\w.-]{0,200}) {1,60}\| ?",
-        r"(?P<process>[a-z][a-z0-9.-]{2,250} [a-z][a-z0-9-]{1,62}) (?=[ \t]*(?:#|\d+[ \t]+\d|\[\d))",
-        # Markdown quotations
-        r">(?=[ \t#]|$) ?",
-        # pdsh and clush. Messages of nccl-tests also begin with `host: `, so only prefixes of table lines count.
-        rf"(?P<process>[A-Za-z][\w.-]{{0,200}}): {_TABLE_LINE}",
-    )
-)
+_PREFIXES = [_DATA.pattern(rf"[ \t]*{text}") for text in _DATA["prefixes"]]
 _RANK = "rank "
 """The text in the name of a process before the label that its launcher gave to it."""
-_QUOTED = re.compile(r'[ \t]*"((?=#|[ \t]*\d+[ \t]+\d)(?:[^"\\]|\\["t/])*)",?\r?\n?')
-"""A quoted line in a list, as Ansible prints it, that looks like part of a table."""
 
 
 def split_prefix(text: str) -> tuple[str, str]:
@@ -287,40 +226,11 @@ def launch_of(process: str) -> str | None:
 
 # Failures that programs and launchers report
 
-_FAILURES: tuple[tuple[Verdict, str], ...] = (
-    ("cuda-failure", r"unhandled cuda error|Test CUDA failure|\b[Cc]uda failure\b|CUDA failure \S|\bCUDA error\b"),
-    (
-        "comm-failure",
-        r"^(?!.*remote process exited).*?(?:Test NCCL failure|\bNCCL (?:failure|error)\b|unhandled system error"
-        r"|nccl(?:System|Internal|Remote)Error)",
-    ),
-    (
-        "timeout",
-        r"Test timeout \(|DUE TO (?:\w+ )?TIME LIMIT|time limit for job execution has been|APPLICATION TIMED OUT"
-        r"|DeadlineExceeded|timeout: (?:sending signal|the monitored command)|[Cc]ommand timed out"
-        r"|[Ee]xit(?:ed)?(?: with)?(?: exit)? (?:code|status):? 124\b|[Ww]alltime \S{1,20} exceeded",
-    ),
-    ("comm-failure", r"remote process exited or there was a network error"),
-    (
-        "failed",
-        r"non-zero (?:exit )?(?:status|code)|exited on signal|[Ee]xited with (?:exit )?(?:code|status):? [1-9]"
-        r"|terminated with exit code [1-9]|BAD TERMINATION OF|Segmentation fault|Process received signal|CANCELLED AT"
-        r"|\boom[-_ ]?kill|OOMKilled|MPI_ABORT was invoked|error while loading shared libraries|Invalid number of GPUs"
-        r"|not enough slots available|(?<!PMIx )was unable to (?:launch|find|start)|driver version is insufficient"
-        r"|is not supported by this test|\bKilled\s{0,4}$|\bXid \(PCI|GPU has fallen off the bus",
-    ),
-    ("failed", r"\bTest failure\b|^imagebuild: FAILED|\(core dumped\)|^terminate called after throwing"),
-)
-"""The verdict and pattern of each kind of message. Kinds nearer to the root cause come first.
-
-* A CUDA error is never a consequence of another error.
-* A communication error may lead to a timeout.
-* "remote process exited" is the message of all ranks but the one that failed.
-* Launchers and stack traces say only that something failed.
-
-The word `timeout` is not a pattern, because MPICH ends all output with "0 network timeouts". The message "was unable to
-find a usable compression library" of PMIx is not a failure."""
-_ANY_FAILURE = re.compile("|".join(pattern for _, pattern in _FAILURES))
+_FAILURES: Sequence[tuple[Verdict, re.Pattern[str]]] = [
+    (row["verdict"], _DATA.pattern(row["patterns"])) for row in _DATA["failures"]
+]
+"""The verdict and pattern of each kind of message. Kinds nearer to the root cause come first."""
+_ANY_FAILURE = re.compile("|".join(pattern.pattern for _, pattern in _FAILURES))
 
 
 class Failure(NamedTuple):
@@ -338,24 +248,13 @@ def failure_of(text: str, number: int) -> Failure | None:
     text = text[:2000]
     if not _ANY_FAILURE.search(text) or text.lstrip("# ").startswith("error:"):
         return None
-    place = next(place for place, (_, pattern) in enumerate(_FAILURES) if re.search(pattern, text))
+    place = next(place for place, (_, pattern) in enumerate(_FAILURES) if pattern.search(text))
     return Failure(place, number, _FAILURES[place][0], " ".join(text.split())[:240])
 
 
 # JSON documents between other lines, also invalid and incomplete ones
 
 _DECODER = json.JSONDecoder(strict=False)
-_BEGIN = re.compile(r"(?:^|(?<=\}))[ \t]*(?=\{)", re.MULTILINE)
-_TOKEN = re.compile(r'\s*([{}\[\]:,]|"(?:[^"\\]|\\.)*"|[^\s"{}\[\]:,]+)', re.DOTALL)
-_KNOWN_KEYS = re.compile(r'"?(?:results|testcases|nvbandwidth|bus_bw|test_categories)"?\s{0,8}:')
-_KEYS_WITHIN = 100_000
-"""Number of characters of a broken document that are searched for one of `_KNOWN_KEYS`."""
-_NEXT_DOCUMENT = re.compile(r'\n\s{0,8}\{\s{0,40}"?(?:version|nvbandwidth|test_info)\b')
-_MOST_ATTEMPTS = 200
-"""Number of failed attempts to read a JSON document. After this number, the remaining output of the process is text."""
-_BROKEN_COST = 50
-"""Number of failed attempts for which a broken document counts, because to read it may mean to read all the remaining
-output."""
 _YAML = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
@@ -366,7 +265,7 @@ def extract_json(lines: Sequence[LogLine]) -> tuple[list[JsonDocument], list[Log
     documents: list[JsonDocument] = []
     outside = []
     at = attempts = 0
-    while attempts < _MOST_ATTEMPTS and (start := _BEGIN.search(text, at)):
+    while attempts < _MOST["attempts"] and (start := _RE["begin"].search(text, at)):
         begin = start.end()
         number = lines[bisect_right(ends, begin)].number
         value: Any = {}
@@ -375,9 +274,9 @@ def extract_json(lines: Sequence[LogLine]) -> tuple[list[JsonDocument], list[Log
             value, end = _DECODER.raw_decode(text, begin)
         except (ValueError, RecursionError):
             attempts += 1
-            if _KNOWN_KEYS.search(text, begin, begin + _KEYS_WITHIN):
+            if _RE["known_keys"].search(text, begin, begin + _MOST["before_key"]):
                 value, end, is_whole = _read_broken_json(text, begin)
-                attempts += 0 if value else _BROKEN_COST
+                attempts += 0 if value else _MOST["cost_of_broken"]
         if value or value is None:
             documents.append(JsonDocument(value, is_whole=is_whole, number=number))
         outside += [text[at:begin], "\n" * text.count("\n", begin, end)] if value else [text[at:end]]
@@ -392,13 +291,13 @@ def _read_broken_json(text: str, begin: int) -> tuple[Any, int, bool]:
     The document may have an extra comma, or keys and values without quotes. It is therefore read as YAML, with all
     values as texts. A value is used only if a comma or bracket follows, because the last number may have lost digits.
     Two values without a comma between them mark the beginning of other output."""
-    following = _NEXT_DOCUMENT.search(text, begin + 1)
+    following = _RE["next_document"].search(text, begin + 1)
     limit = min(following.start() if following else len(text), begin + (1 << 20))
     tokens: list[str] = []
     kept, closers, kept_closers = 0, "", ""
     end = at = begin
     is_word = was_word = False
-    while (token := _TOKEN.match(text, at, limit)) and len(closers) <= 100:
+    while (token := _RE["token"].match(text, at, limit)) and len(closers) <= 100:
         at, mark = token.end(), token[1]
         was_word, is_word = is_word, mark not in "{[}],:"
         if (is_word and was_word) or (mark in "}]" and mark != closers[:1]) or mark[0] in "&*!":
@@ -420,26 +319,21 @@ def _read_broken_json(text: str, begin: int) -> tuple[Any, int, bool]:
 
 # Words in tables, and values in JSON documents
 
-_INTEGER = re.compile(r"\d{1,18}", re.ASCII)
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?", re.ASCII)
-_NO_NUMBER = re.compile(r"n/a|[+-]?(?:nan|inf)", re.IGNORECASE)
-_LONGEST_EXCERPT = 200
-
 
 def parse_integer(word: str) -> int | None:
     """Return the value of a word that is a count or size, or None for any other word."""
-    return int(word) if _INTEGER.fullmatch(word) else None
+    return int(word) if _RE["integer"].fullmatch(word) else None
 
 
 def parse_number(word: str) -> float | None:
     """Return the value of a word that is a finite number, or None for any other word, such as N/A and nan."""
-    value = float(word) if _NUMBER.fullmatch(word) else math.inf
+    value = float(word) if _RE["number"].fullmatch(word) else math.inf
     return value if math.isfinite(value) else None
 
 
 def is_table_value(word: str) -> bool:
     """Return whether the word may occur in a column of numbers: a number, N/A, nan or infinity."""
-    return bool(_NUMBER.fullmatch(word) or _NO_NUMBER.fullmatch(word))
+    return bool(_RE["number"].fullmatch(word) or _RE["no_number"].fullmatch(word))
 
 
 def json_number(value: object) -> float | None:
@@ -468,5 +362,5 @@ def json_text(value: object) -> str | None:
 
 def excerpt(line: str) -> str:
     """Return a line as a report shows it: stripped, and shortened to a readable length."""
-    text = line[: 2 * _LONGEST_EXCERPT].strip()
-    return text if len(text) <= _LONGEST_EXCERPT else text[: _LONGEST_EXCERPT - 1] + "…"
+    text = line[:400].strip()
+    return text if len(text) <= 200 else text[:199] + "…"

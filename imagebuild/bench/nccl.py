@@ -7,7 +7,6 @@ lines."""
 from __future__ import annotations
 
 import math
-import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,10 +21,11 @@ from imagebuild.bench.logs import Failure, JsonDocument, Log, Parsed, ParsedLine
 from imagebuild.bench.models import GENERIC_GPU, Run, Verdict
 from imagebuild.bench.nccl_lines import COLLECTIVES, collective_in_path, mentioned_collective
 from imagebuild.bench.nccl_table import Table, table_in_json, tables_in_lines
+from imagebuild.bench.patterns import DataFile
 from imagebuild.core.errors import plural
 
-_OWN_FAILURE = re.compile("Test (?:NCCL failure|CUDA failure|failure|timeout)")
-"""Failure messages that only nccl-tests and rccl-tests print."""
+_DATA = DataFile(__file__)
+_RE = _DATA.patterns
 
 
 def parse_nccl_text(log: Log, failures: Sequence[Failure]) -> ParsedLines[Run]:
@@ -34,7 +34,7 @@ def parse_nccl_text(log: Log, failures: Sequence[Failure]) -> ParsedLines[Run]:
     The list is empty if the log has no output of nccl-tests. A command that printed nothing becomes a run if one of
     `failures` follows the command."""
     tables = tables_in_lines(log.lines)
-    own = [failure.number for failure in failures if _OWN_FAILURE.search(failure.text)]
+    own = [failure.number for failure in failures if _RE["own_failure"].search(failure.text)]
     if own and not tables:
         tables.append(Table(min(own), found=Counter(["starting"])))
     parsed: ParsedLines[Run] = []
@@ -88,18 +88,13 @@ def _make_run(source: str, table: Table, warnings: Sequence[str] = ()) -> Run:
     """Return the `Run` that a table describes. `warnings` are the first warnings of NCCL since the run began."""
     participants = _participants(table)
     run = Run(
-        source=source,
-        tool=table.facts.get("tool", "rccl-tests" if "library" in table.facts else "nccl-tests"),
-        tool_version=table.facts.get("version") or None,
-        **participants,
-        **_collective(source, table, participants["ranks"]),
-        notes=_notes(table, warnings, participants.get("nodes")),
-        clique=int(table.facts.get("clique", 0)) or None,
-        algorithms=forced_classes(table.facts),
-        rows=tuple(table.rows),
-        partial_rows=len(table.partial),
+        source=source, tool=table.facts.get("tool", "rccl-tests" if "library" in table.facts else "nccl-tests"),
+        tool_version=table.facts.get("version") or None, **participants,
+        **_collective(source, table, participants["ranks"]), notes=_notes(table, warnings, participants.get("nodes")),
+        clique=int(table.facts.get("clique", 0)) or None, algorithms=forced_classes(table.facts),
+        rows=tuple(table.rows), partial_rows=len(table.partial),
         avg_busbw_gb_s=parse_number(table.facts.get("average", "")),
-    )
+    )  # fmt: skip
     run = run.model_copy(update={"compared": table.compared_rows(run.collective) == len(table.rows)})
     verdict, reason = _judge(table, run, next(iter(warnings), ""))
     return run.model_copy(update={"verdict": verdict, "reason": reason})
@@ -142,12 +137,6 @@ def _notes(table: Table, warnings: Sequence[str], nodes: int | None) -> tuple[st
     return (*notes, *(f"NCCL warned: {warning}" for warning in dict.fromkeys(warnings[:3])))
 
 
-_ADDRESS = re.compile(r"[\da-f]{4,8}:[\da-f]{2}:[\da-f]{2}(?:\.\d)?", re.IGNORECASE)
-"""A PCI address, which identifies a GPU of a host."""
-_BUS = re.compile(r"0x[\da-f]{1,2}", re.IGNORECASE)
-"""The number of a PCI bus, which releases before 2.15 print instead of the address."""
-
-
 def _participants(table: Table) -> dict[str, Any]:
     """Return the fields of `Run` about ranks, nodes and GPUs. The hosts are known only if every rank is listed.
     A device in a JSON document stands for as many ranks as its field `each` says."""
@@ -174,9 +163,9 @@ def _gpus(listed: Sequence[Mapping[str, str]]) -> int | None:
     A bus number does not identify a GPU: two GPUs of a host may be on one bus, and buses 0 and 1 exist in every PCI
     domain. GPUs with different device numbers are different, though."""
     buses = [device["bus"] for device in listed]
-    if all(map(_ADDRESS.fullmatch, buses)):
+    if all(map(_RE["address"].fullmatch, buses)):
         return len({(device["host"], device["bus"]) for device in listed})
-    if not all(map(_BUS.fullmatch, buses)):
+    if not all(map(_RE["bus"].fullmatch, buses)):
         return None
     found = len({(device["host"], device["device"], device["bus"]) for device in listed})
     return found if found == len(listed) or not any(int(bus, 16) < 2 for bus in buses) else None
@@ -224,20 +213,13 @@ def _reported_failure(table: Table) -> Finding | None:
     bounds = round(parse_number(table.facts.get("bounds", "")) or 0)
     errors = [(half.error, row) for row in table.rows for half in row.halves if half.error is not None]
     error, row = max(errors, key=lambda entry: entry[0], default=(0.0, None))
-    if row and error > (0 if "int" in row.dtype or row.dtype == "char" else _LARGEST_ERROR):
+    if row and error > (0 if "int" in row.dtype or row.dtype == "char" else _DATA["largest_error"]):
         return "wrong-data", f"the largest error is {error:g}, in the row of {row.size_bytes} bytes"
     if wrong or bounds or table.facts.get("bounds_state") == "FAILED":
         return "wrong-data", f"{wrong} wrong elements in the rows, {bounds} out-of-bounds values"
     if table.facts.get("average_state") == "FAILED":
         return "failed", "the average bus bandwidth is below what NCCL_TESTS_MIN_BW asks for"
     return None
-
-
-_LARGEST_ERROR = 0.1
-"""Largest relative error of floating-point data. nccl-tests accepts up to 0.05, for fp16 and bfloat16."""
-_ONE_DIGIT_FROM = 950_000
-"""Bandwidth in GB/s from which nccl-tests prints one digit, such as `1e+06`. Only a single GPU, which sends nothing,
-reaches such a bandwidth."""
 
 
 def _missing_end(table: Table, run: Run, warned: str) -> Finding | None:
@@ -294,7 +276,8 @@ def _wrong_average(table: Table, run: Run) -> Finding | None:
     The average is not checked if rows were left out or broken."""
     speeds = [half.busbw_gb_s for row in table.rows for half in row.halves if half.busbw_gb_s is not None] or [0]
     # 1.4e7 is printed as 1e+07, which hides up to half of the power of ten.
-    hidden = fmean(10 ** math.floor(math.log10(speed)) / 2 if speed >= _ONE_DIGIT_FROM else 0 for speed in speeds)
+    few = _DATA["one_digit_from"]
+    hidden = fmean(10 ** math.floor(math.log10(speed)) / 2 if speed >= few else 0 for speed in speeds)
     average = run.avg_busbw_gb_s or 0
     is_average = math.isclose(fmean(speeds), average, rel_tol=0.0005, abs_tol=0.01 + hidden)
     if table.is_elided or table.partial or is_average:

@@ -11,16 +11,11 @@ from imagebuild.bench.arithmetic import checks_in_place
 from imagebuild.bench.logs import JsonDocument, LogLine, excerpt
 from imagebuild.bench.models import NcclRow
 from imagebuild.bench.nccl_lines import ends_like_row, read_facts, read_row
+from imagebuild.bench.patterns import data_of
 
-_ROW_STAGE = 2
-_HEADS = ("version", "starting", "parameters", "devices")
-_STAGES = {
-    **dict.fromkeys(("command", *_HEADS, "rank", "header"), 1),
-    "row": _ROW_STAGE, "bounds": 3, "average": 3, "concluded": 4,
-}  # fmt: skip
-"""Maps each kind of line to the stage of a run in which the program prints it."""
-_NOT_OUTPUT = frozenset(("command", "elision"))
-"""Kinds of lines that the program itself does not print."""
+_DATA = data_of(__file__)
+_STAGES: Mapping[str, int] = {kind: stage for stage, kinds in _DATA["stages"].items() for kind in kinds}
+_NOT_OUTPUT = frozenset(_DATA["not_output"])
 
 
 @dataclass
@@ -70,7 +65,7 @@ class Table:
     @property
     def heads(self) -> int:
         """Number of tables whose beginning was found."""
-        return max(self.found[kind] for kind in _HEADS) or self.found["header"]
+        return max(self.found[kind] for kind in _DATA["heads"]) or self.found["header"]
 
     @property
     def tables(self) -> int:
@@ -84,7 +79,7 @@ class Table:
 
     @property
     def has_footer(self) -> bool:
-        return self.stage > _ROW_STAGE
+        return self.stage > _STAGES["row"]
 
     @property
     def is_elided(self) -> bool:
@@ -94,7 +89,7 @@ class Table:
     @property
     def awaits_rows(self) -> bool:
         """Whether the next line may be a row."""
-        return self.stage == _ROW_STAGE or (self.stage == 1 and "header" in self.found)
+        return self.stage == _STAGES["row"] or (self.stage == 1 and "header" in self.found)
 
     def compared_rows(self, collective: str | None) -> int:
         """Return the number of rows whose data the program validated out of place and, if the program of this
@@ -181,10 +176,6 @@ def tables_in_lines(lines: Iterable[LogLine]) -> list[Table]:
     return sorted((table for tables in processes.values() for table in tables), key=lambda table: table.begin)
 
 
-_NEXT = {"rank": "header", "row": "bounds"}
-"""Maps kinds of lines that a table has several of to the kind that follows them, which a table has once."""
-
-
 def _mixed(tables: Iterable[Table]) -> list[Table]:
     """Return the tables of one process, or of lines without labels. Tables that are mixed become a single one.
 
@@ -197,7 +188,7 @@ def _mixed(tables: Iterable[Table]) -> list[Table]:
         heads = same = later = 0
         for at in range(len(found) - 2, max(-1, len(found) - 66), -1) if table.first not in _NOT_OUTPUT else ():
             heads, same = heads + found[at].heads, same + found[at].found[table.first]
-            later += found[at].found[_NEXT.get(table.first, table.first)]
+            later += found[at].found[_DATA["next"].get(table.first, table.first)]
             if heads > 1 and heads > min(same, later):
                 found[at:] = [_mix(found[at:])]
             if heads > same:
@@ -217,11 +208,7 @@ def table_in_json(document: JsonDocument) -> Table | None:
         return None
     variables = (text.partition("=") for text in map(str, logs.json_list(top.get("env"))))
     table = Table(document.number, facts={name: value for name, _, value in variables if name.startswith("NCCL_")})
-    parameters = {
-        "min": "minimum_bytes", "max": "maximum_bytes", "factor": "step_factor", "bytes": "step_bytes",
-        "validation": "validation",
-    }  # fmt: skip
-    table.facts |= {name: _integer_text(config.get(key)) for name, key in parameters.items()}
+    table.facts |= {name: _integer_text(config.get(key)) for name, key in _DATA["json_parameters"].items()}
     table.facts["program"] = "".join(map(str, logs.json_list(top.get("args"))[:1]))
     # The document lists one device for each process.
     threads, gpus = (int(_integer_text(config.get(key)) or 0) for key in ("nthreads", "ngpus"))
@@ -233,12 +220,7 @@ def table_in_json(document: JsonDocument) -> Table | None:
             table.facts["labels"] = "root cputime"
         row = read_row(LogLine(_row_text(entry), "", document.number), ())
         table.entries.append(row if isinstance(row, NcclRow) else excerpt(f"results: {entry!r}"))
-    # The first releases with JSON misspell both keys of the average.
-    for kind, outer, key in (
-        ("bounds", "out_of_bounds", "count"),
-        ("average", "average_bus_bandwidth", "bandwidth"),
-        ("average", "average_bus_bandwidith", "bandwidith"),
-    ):
+    for kind, outer, key in _DATA["json_footer"]:
         footer = logs.json_object(top.get(outer))
         value, has_failed = logs.json_number(footer.get(key)), str(footer.get("okay")).lower() == "false"
         if value is not None or has_failed:

@@ -2,54 +2,25 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from imagebuild.bench import logs
 from imagebuild.bench.logs import excerpt, json_text, parse_number
 from imagebuild.bench.models import PAIRWISE, BandwidthTest, Verdict
+from imagebuild.bench.patterns import DataFile
 
-_UNIT = re.compile(r"\((GB/s|ns|us)\)")
+_DATA = DataFile(__file__)
+_RE = _DATA.patterns
 
 # Text output of a test: the name, the description of the matrix, the matrix, then the name again with the sum
-
-_MARK = re.compile(
-    r"[\s>]{0,40}(?:nvbandwidth Version|[Rr]unning \w+_|SUM \w+_|&&&& PERF \w+_|Waived:|Waiving \w+_"
-    r"|memcpy (?:CE|SM|TMA|local) |memory latency |Device to Device Latency |multicast SM )",
-    re.ASCII,
-)
-"""The beginning of a line that only nvbandwidth prints."""
-_VERSION = re.compile(r"nvbandwidth Version: (\S{1,40})")
-_RUNNING = re.compile(r"[Rr]unning (\w{0,80}_\w{0,80})\.?", re.ASCII)
-_WAIVED = re.compile(r"(?:Waived: ?|Waiving (?P<name>\w{1,80})\.)(?P<reason>.*)", re.ASCII)
-_SUM = re.compile(
-    r"(?:SUM|&&&& PERF) (?P<name>[\w.-]{1,100}) (?P<sum>\d\S{0,40})(?: [+-]?(?P<unit>GB/s|ns)\b)?(?P<more> .*)?",
-    re.ASCII,
-)
-_DESCRIPTION = re.compile(
-    r"(?!.*Matrix).{0,100}(?:\((?:row|column)\)|\bGPU\b|All Gpus).{0,60}\((?:GB/s|ns|us)\)|Bisect bench.{0,60}"
-)
-_DIRECTION = re.compile(r"\b(read1|read2|write1|write2|total) bandwidth", re.IGNORECASE)
-_ERROR = re.compile(
-    r"(?:ERROR|Error)\b(?!: BW ):? ?.*|ASSERT in expression .*|NVML_ERROR: .*|\[\w{1,60}\] .* in expression .*"
-    r"|Invalid value when checking the pattern.*"
-    r"|You cannot specify both testcase.*|Specified list of testcase prefixes did not match.*"
-)
-_NOT_FOUND = re.compile(r"(?:ERROR|Error): Testcase (?:index )?(\S{1,100}) (?:not found|out of bound)!?")
-_ROW = re.compile(r"(?P<row>\d{1,6})(?:\s*->\s*\d{1,6})?(?P<values>(?:\s+\S{1,64})+)", re.ASCII)
-_CELL = re.compile(r"\d{1,15}\.\d\d|N/A", re.IGNORECASE)
-"""A cell of a matrix. A number with fewer decimals was cut; nan is not a measurement."""
-_DEVICE = re.compile(
-    r"(?:Process\s{1,6}\d{1,6} \([^)]{0,300}\): )?[Dd]evice \d{1,4}: (?P<name>.{1,200}?)(?: \([\da-fA-F:.]+\))?"
-)
 
 
 def parse_nvbandwidth_text(source: str, lines: Sequence[logs.LogLine]) -> logs.ParsedLines[BandwidthTest]:
     """Return the tests of nvbandwidth, and the lines that could not be read."""
     reader = _NvbandwidthReader(source)
-    for reader.line, text in logs.lines_of(_MARK, lines, longest=100_000):
+    for reader.line, text in logs.lines_of(_RE["mark"], lines, longest=100_000):
         reader.read(text)
     reader.end_test()
     return reader.parsed
@@ -86,25 +57,25 @@ class _NvbandwidthReader:
     def read(self, text: str) -> None:
         if self.test and self.test.description and self.read_row(self.test, text):
             return
-        if match := _SUM.fullmatch(text):
-            is_cut = not match["more"] and not match["unit"] and not _CELL.fullmatch(match["sum"])
+        if match := _RE["sum"].fullmatch(text):
+            is_cut = not match["more"] and not match["unit"] and not _RE["cell"].fullmatch(match["sum"])
             self.parsed += [(self.line, excerpt(text))] if is_cut else []
             self.test = self.test or _OpenTest(self.line)
             self.end_test(match["name"], None if is_cut else parse_number(match["sum"]), match["unit"])
-        elif _DESCRIPTION.fullmatch(text):
+        elif _RE["description"].fullmatch(text):
             if self.test and self.test.description:
                 self.end_test()
             self.test = _OpenTest(self.line, text)
-        elif match := _RUNNING.fullmatch(text):
+        elif match := _RE["running"].fullmatch(text):
             self.end_test()
             self.running, self.test, self.has_failed = match[1], _OpenTest(self.line), False
-        elif match := _VERSION.match(text):
+        elif match := _RE["version"].match(text):
             self.end_test()
             self.version, self.running, self.devices = match[1], None, []
             self.has_failed = self.has_waived = False
-        elif match := _DEVICE.fullmatch(text):
+        elif match := _RE["device"].fullmatch(text):
             self.devices.append(match["name"])
-        elif match := _WAIVED.fullmatch(text):
+        elif match := _RE["waived"].fullmatch(text):
             name = match["name"]
             if self.test and not self.test.description:
                 name, self.test = name or self.running, None
@@ -113,8 +84,8 @@ class _NvbandwidthReader:
             if name or not self.has_waived:
                 self.add(name, "waived", match["reason"].strip())
             self.has_waived = self.has_waived or not name
-        elif (self.parsed or self.version or self.running or self.test or self.devices) and _ERROR.fullmatch(text):
-            if missing := _NOT_FOUND.match(text):
+        elif any((self.parsed, self.version, self.running, self.test, self.devices)) and _RE["error"].fullmatch(text):
+            if missing := _RE["not_found"].match(text):
                 self.end_test()
                 self.add(missing[1], "waived", excerpt(text))
             elif not self.has_failed:  # the first error is the cause; it belongs to the running test, if any
@@ -131,12 +102,12 @@ class _NvbandwidthReader:
         if test.columns is None and [logs.parse_integer(word) for word in words] == list(range(len(words))):
             test.columns = len(words)
             return True
-        match = _ROW.fullmatch(text)
+        match = _RE["row"].fullmatch(text)
         if match is None:
             return False
         values = match["values"].split()
         is_next = int(match["row"]) == len(test.rows)
-        is_whole = len(values) == test.columns and all(map(_CELL.fullmatch, values))
+        is_whole = len(values) == test.columns and all(map(_RE["cell"].fullmatch, values))
         if is_next and is_whole:
             test.rows.append(tuple(map(parse_number, values)))
         elif is_whole or (is_next and any(map(logs.is_table_value, values))):
@@ -150,7 +121,7 @@ class _NvbandwidthReader:
         """End the current test, if any. `name` is the name in the line with the sum; None without such a line."""
         if not (test := self.test):
             return
-        direction, has_sum, rows = _DIRECTION.search(test.description), name is not None, len(test.rows)
+        direction, has_sum, rows = _RE["direction"].search(test.description), name is not None, len(test.rows)
         name = name or (f"{self.running}_{direction[1].lower()}" if self.running and direction else self.running)
         wanted = (test.columns or 1) if PAIRWISE.search(name or "") else max(1, rows)
         lacks = {
@@ -176,7 +147,7 @@ class _NvbandwidthReader:
 
 
 def _unit_of(description: str | None) -> str | None:
-    match = _UNIT.search(description or "")
+    match = _RE["unit"].search(description or "")
     return match[1] if match else None
 
 
@@ -190,11 +161,6 @@ def _is_other_sum(rows: Sequence[Sequence[float | None]], total: float | None) -
 
 # JSON
 
-_JSON_DEVICE = re.compile(r"(?:Device )?(?:\d+: )?(?P<name>[^(]{1,200}?)(?: ?\(|$)")
-_JSON_VERDICTS: Mapping[str, Verdict] = {
-    "passed": "ok", "waived": "waived", "not found": "waived", "running": "truncated", "error": "failed",
-}  # fmt: skip
-
 
 def parse_nvbandwidth_json(source: str, document: logs.JsonDocument) -> logs.Parsed[BandwidthTest] | None:
     """Return the tests in a JSON document, and the parts that could not be read.
@@ -202,7 +168,7 @@ def parse_nvbandwidth_json(source: str, document: logs.JsonDocument) -> logs.Par
     top = logs.json_object(document.value).get("nvbandwidth")
     if not isinstance(top, dict):
         return None
-    listed = map(_JSON_DEVICE.match, map(str, logs.json_list(top.get("GPU Device list"))))
+    listed = map(_RE["json_device"].match, map(str, logs.json_list(top.get("GPU Device list"))))
     version = json_text(top.get("version")) or json_text(top.get("git_version"))
     devices = tuple(match["name"] for match in listed if match)
     about: dict[str, Any] = {"source": source, "tool_version": version, "devices": devices}
@@ -211,7 +177,7 @@ def parse_nvbandwidth_json(source: str, document: logs.JsonDocument) -> logs.Par
     failed = [case.get("name") for case, _ in cases if str(case.get("status")).lower() == "error"]
     parsed: logs.Parsed[BandwidthTest] = []
     for case, value in cases:
-        name, verdict = json_text(case.get("name")), _JSON_VERDICTS.get(str(case.get("status")).lower())
+        name, verdict = json_text(case.get("name")), _DATA["json_verdicts"].get(str(case.get("status")).lower())
         if verdict == "truncated" and name in failed:
             # A failed test has two entries. The first one still says that the test is running.
             continue

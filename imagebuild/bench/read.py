@@ -19,23 +19,16 @@ from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, ParsedLine
 from imagebuild.bench.models import BandwidthTest, Diagnostic, PerftestTable, Result, Results, Run, Source
 from imagebuild.bench.nccl import parse_nccl_json, parse_nccl_text
 from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwidth_text
-from imagebuild.bench.tables import (
-    NVSHMEM,
-    OSU,
-    PERFTEST,
-    parse_all_reduce_bench,
-    parse_perftest_json,
-    parse_tables,
-    parse_ucx_text,
-)
+from imagebuild.bench.patterns import data_of
+from imagebuild.bench.tables import FORMATS, parse_all_reduce_bench, parse_perftest_json, parse_tables, parse_ucx_text
 from imagebuild.core.errors import ConfigError
 
 _TEXT_PARSERS: Mapping[str, Callable[[str, Sequence[LogLine]], ParsedLines[Any]]] = {
     "nvbandwidth": parse_nvbandwidth_text,
-    "perftest": partial(parse_tables, PERFTEST),
+    "perftest": partial(parse_tables, FORMATS["perftest"]),
     "ucx_perftest": parse_ucx_text,
-    "osu": partial(parse_tables, OSU),
-    "nvshmem": partial(parse_tables, NVSHMEM),
+    "osu": partial(parse_tables, FORMATS["osu"]),
+    "nvshmem": partial(parse_tables, FORMATS["nvshmem"]),
     "all_reduce_bench": parse_all_reduce_bench,
 }
 """Maps each tool to the parser of one process's lines. nccl-tests needs the lines of all processes; see
@@ -47,11 +40,7 @@ _JSON_PARSERS: Mapping[str, Callable[[str, JsonDocument], Parsed[Any] | None]] =
     "dcgmi": parse_dcgm_json,
 }
 """Maps each tool to its parser for JSON documents. A parser returns None for a document of another tool."""
-_ERROR = re.compile(
-    r"\b(?:error|failed|failure|fatal|killed|cancelled|refused|denied|timed out|unreachable|cannot|could not)\b"
-    r"|^ssh: |\bunable to\b|\bno (?:route|such)\b|not found|\bexit(?:ed)? (?:with )?(?:code|status)",
-    re.IGNORECASE,
-)
+_ERROR = re.compile("|".join(data_of(__file__)["errors"]), re.IGNORECASE)
 """Words with which a shell, a launcher or a scheduler reports a failure."""
 
 
@@ -119,14 +108,10 @@ def _parse_log(log: Log) -> Results:
     unknown = [] if tools else lines
     first = (f"line {line.number}: {logs.excerpt(line.text)}" for line in unknown if _ERROR.search(line.text))
     source = Source(
-        path=log.path,
-        tools=tuple(tools),
-        lines=log.line_count,
-        unread=len(unread),
-        examples=tuple(text[:160] for text in unread[:5]),
-        note=next(chain(map(str, find_causes(unknown)), first), ""),
+        path=log.path, tools=tuple(tools), lines=log.line_count, unread=len(unread),
+        examples=tuple(text[:160] for text in unread[:5]), note=next(chain(map(str, find_causes(unknown)), first), ""),
         is_lost=not tools and all(_ERROR.search(line.text) for line in log.lines if line.text.strip()),
-    )
+    )  # fmt: skip
     kinds = {"runs": Run, "tests": BandwidthTest, "tables": PerftestTable, "diagnostics": Diagnostic}
     found = {part: tuple(e.item for e in results if isinstance(e.item, kind)) for part, kind in kinds.items()}
     return Results(sources=(source,), **found)

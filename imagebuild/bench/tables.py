@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from imagebuild.bench import logs
 from imagebuild.bench.arithmetic import contradiction
 from imagebuild.bench.ceilings import GB_UNITS
 from imagebuild.bench.logs import LogLine, ParsedLines, excerpt, json_object, parse_integer, parse_number
 from imagebuild.bench.models import Half, NcclRow, PerftestTable, Run, TableRow, Verdict
+from imagebuild.bench.patterns import DataFile
 
 
 @dataclass
@@ -35,7 +35,7 @@ class _TableBuilder:
     has_unread_row: bool = False
     devices: list[str] = field(default_factory=list)
     about: dict[str, str] = field(default_factory=dict)
-    """Parameters of perftest, as in `_PARAMETER`."""
+    """Parameters of perftest, as in the pattern `parameter`."""
     wrong_figure: str = ""
     """The reason why a figure is wrong: it is negative or not a number. Empty if all figures are right."""
     is_closed: bool = False
@@ -65,16 +65,20 @@ class _TableBuilder:
         rates six, so they are wrong by up to half of the last digit. The average latency is between the least and the
         largest. No average is 0."""
         scale = GB_UNITS.get(self.unit or "", 0.0) if self.about.get("connection") != "RawEth" else 0.0
+        half = _DATA["half_digit"]
         for row in self.rows:
             average, times, where = row.bw_average, row.latency_us or {}, f"of {row.size_bytes} bytes"
             mean = times.get("average")
             if average == 0 or mean == 0:
                 return f"the average {where} is 0"
-            if average and row.bw_peak and average > row.bw_peak + _HALF_DIGIT:
+            if average and row.bw_peak and average > row.bw_peak + half:
                 return f"the average bandwidth {where} is above the peak"
             if average and row.msg_rate is not None and row.size_bytes and scale:
                 low, high = ((row.msg_rate + error) * row.size_bytes / 1e3 for error in (-5.1e-7, 5.1e-7))
-                if not (average - _HALF_DIGIT) * scale <= high or not (average + _HALF_DIGIT) * scale >= low:
+                if (
+                    not (average - _DATA["half_digit"]) * scale <= high
+                    or not (average + _DATA["half_digit"]) * scale >= low
+                ):
                     return f"average bandwidth and message rate {where} do not fit each other"
             if mean and not times.get("min", 0) - 0.01 <= mean <= times.get("max", mean) + 0.01:
                 return f"the average latency {where} is not between the least and the largest"
@@ -99,114 +103,42 @@ class _TableBuilder:
         )  # fmt: skip
 
 
-_HALF_DIGIT = 0.0051
-"""Half of the last digit of a bandwidth, and a little more, because binary fractions are not exact."""
-
-
 # How tools print tables
 
-_NEVER = re.compile(r"(?!)")
 
-
-class TableFormat(NamedTuple):
-    """The form in which a tool prints tables."""
+@dataclass(frozen=True)
+class TableFormat:
+    """The form in which a tool prints tables. tables.yaml explains the fields."""
 
     tool: str
-    mark: re.Pattern[str]
-    """The beginning of a line that only this tool prints."""
-    title: re.Pattern[str]
-    header: re.Pattern[str]
+    lines: Mapping[str, re.Pattern[str]]
     decimals: int
-    """Number of decimals of the last figure in a row. A figure with fewer decimals was cut."""
-    fatal: re.Pattern[str] = _NEVER
-    """Errors that only this tool prints."""
-    error: re.Pattern[str] = _NEVER
-    """Errors that this tool and other programs print."""
-    is_mixed: bool = False
-    """Whether lines of several programs may be mixed. Each program ends its table with dashes."""
+    is_mixed: bool
 
 
-_PERFTEST_TITLE = (
-    r"(?P<test>(?:Send|RDMA_Write|RDMA_Read|Atomic)(?:_imm)?(?: [A-Za-z_]{1,20}){0,5} (?:BW|Latency)"
-    r"(?: [a-zA-Z]{1,20}){0,2}) Test"
-)
-_PERFTEST_FATAL = (
-    r"(?:Couldn't (?:connect to \S{1,255}:\d|listen to port|get context for the device|allocate context)"
-    r"|Unable to (?:open file descriptor for socket|init the socket connection|find the Infiniband|create RDMA_CM)"
-    r"|IB device \S{1,80} not found)|Couldn't create IB resources|Unable to (?:Connect the HCA|set up socket conn)"
-    r"|Completion with error at (?:client|server)|Failed status \d{1,3}: |Failed to (?:modify QP \d|negotiate p"
-    r"|exchange data between server and client)|Port number \d{1,3} state is|Problems with warm up"
-    r"|(?:ethernet_read_keys: )?Couldn't (?:read|send|parse) (?:remote|local|line)|Error: BW result is below"
-)
-PERFTEST = TableFormat(
-    "perftest",
-    mark=re.compile(rf"[\s>*]{{0,80}}(?=[#bA-Ze])(?:#?bytes\s{{1,40}}#|{_PERFTEST_TITLE}|{_PERFTEST_FATAL})"),
-    title=re.compile(_PERFTEST_TITLE),
-    header=re.compile(r"#?bytes\s+#\S+\s+\S.*"),
-    decimals=2,
-    fatal=re.compile(_PERFTEST_FATAL),
-    error=re.compile(
-        r"(?:Couldn't|Unable to|Failed|ERROR|Error\b|Completion with|Function \w{1,60} failed|Can't produce|Bad wc)"
-    ),
-    is_mixed=True,
-)
-OSU = TableFormat(
-    "osu",
-    mark=re.compile(r"[\s>]{0,80}#\s*OSU "),
-    title=re.compile(r"#\s*(?P<test>OSU [\w+ /()-]{1,100}?) Test\b.*"),
-    header=re.compile(r"#\s*(?:Message )?Size\b.*"),  # the header of nccl-tests begins with `size`
-    decimals=2,
-)
-NVSHMEM = TableFormat(
-    "nvshmem",
-    mark=re.compile(r"[\s>]{0,80}size\(B\)\s"),
-    title=re.compile(r"#\s*(?P<test>[a-z][a-z0-9_]{1,60})"),
-    header=re.compile(r"size\(B\)\s.*"),
-    decimals=6,
-)
-_NVSHMEM_WRONG = re.compile(r"# (?P<wrong>\d{1,18}) words of 4 bytes were wrong")
-"""The last line of nvshmem-perf in the images of imagebuild. The programs that come with NVSHMEM do not validate
-data."""
-
-_COLUMN = re.compile(
-    r"(?P<name>#?(?:(?:BW|MsgRate|tps|Avg|Min|Max|Message|P\d+ Tail|[\d.]+%{1,2}) )?[^\s\[(#]+)"
-    r"(?: ?[\[(](?P<unit>[^\])\s]{1,12})[\])])?"
-)
-_FIGURES = {
-    "bw_peak": "bw_peak", "bw_average": "bw_average", "bandwidth": "bw_average", "mb/s": "bw_average",
-    "bw": "bw_average", "msgrate": "msg_rate", "mmps": "msg_rate", "messages/s": "messages", "t_min": "lat min",
-    "t_max": "lat max", "t_typical": "lat typical", "t_avg": "lat average", "t_stdev": "lat stdev",
-    "percentile_99": "lat p99", "percentile_99.9": "lat p99.9", "99%_percentile": "lat p99",
-    "99.9%_percentile": "lat p99.9", "latency": "lat average", "avg_latency": "lat average", "avg_lat": "lat average",
-    "lat": "lat average", "min_latency": "lat min", "min_lat": "lat min", "max_latency": "lat max",
-    "max_lat": "lat max",
-}  # fmt: skip
+_DATA = DataFile(__file__)
+_RE = _DATA.patterns
+FORMATS = {
+    tool: TableFormat(tool, {kind: _DATA.pattern(text) for kind, text in form["lines"].items()}, *form["rows"])
+    for tool, form in _DATA["formats"].items()
+}
+"""The form of the tables of each tool."""
+_FIGURES: Mapping[str, str] = {column: name for name, columns in _DATA["columns"].items() for column in columns}
 """Maps the name of a column in a header or in JSON, in lower case with underscores, to a name that `add_row` knows."""
-_UNITS = {"us": "usec", "GB/sec": "GB/s", **{unit: unit for unit in ("usec", "MB/s", "MB/sec", "MiB/sec", "Gb/sec")}}
-"""Maps a unit in a header to the unit of the table."""
-_DASHES = re.compile(r"-{20,}")
-_DEVICE = re.compile(
-    r".{0,80}device name = \[(?P<device>[^\]]{1,100})\].{0,40}|GPU \d{1,3}: (?P<gpu>.{1,100}?) \(UUID: .*"
-)
-"""A line of perftest with CUDA, or of `nvidia-smi -L`, with the name of a GPU."""
-_PARAMETER = re.compile(
-    r"Number of qps\s*: (?P<pairs>\d{1,6})\b|Dual-port\s*: (?P<dual>\w{2,3})\b"
-    r"|Connection type\s*: (?P<connection>\w{1,10})\b"
-)
 
 
 def _device_in(text: str) -> list[str]:
-    return [match["device"] or match["gpu"]] if (match := _DEVICE.fullmatch(text)) else []
+    return [match["device"] or match["gpu"]] if (match := _RE["device"].fullmatch(text)) else []
 
 
 def parse_tables(form: TableFormat, source: str, lines: Sequence[LogLine]) -> ParsedLines[PerftestTable]:
     """Return the tables of a tool, and the rows that could not be read. A row with wrong data makes its table fail."""
     reader = _TableReader(form)
-    for reader.line, text in logs.lines_of(form.mark, lines, longest=4000):
+    for reader.line, text in logs.lines_of(form.lines["mark"], lines, longest=4000):
         reader.read(text)
     tables = [(table.line, table.table(source)) for table in reader.tables]
     # In the output of NVSHMEM, any comment of one word looks like a title.
-    return [*reader.unread, *(entry for entry in tables if form is not NVSHMEM or entry[1].verdict != "no-data")]
+    return [*reader.unread, *(entry for entry in tables if form.tool != "nvshmem" or entry[1].verdict != "no-data")]
 
 
 @dataclass
@@ -226,20 +158,20 @@ class _TableReader:
             return
         self.devices += _device_in(text)
         if running and not running[-1].columns:
-            for found in _PARAMETER.finditer(text):
+            for found in _RE["parameter"].finditer(text):
                 running[-1].about |= {name: value for name, value in found.groupdict().items() if value}
-        if self.form.header.fullmatch(text) and (self.tables or self.form.is_mixed):
+        if self.form.lines["header"].fullmatch(text) and (self.tables or self.form.is_mixed):
             self.read_header(text, [table for table in running if not table.columns])
-        elif title := self.form.title.fullmatch(text):
+        elif title := self.form.lines["title"].fullmatch(text):
             self.begin(title["test"])
-        elif self.form.fatal.match(text):
+        elif self.form.lines["fatal"].match(text):
             (running[-1] if running else self.begin(None)).errors.append(excerpt(text))
-        elif running and self.form.error.match(text):
+        elif running and self.form.lines["error"].match(text):
             running[-1].errors.append(excerpt(text))
-        elif running and (match := _NVSHMEM_WRONG.fullmatch(text)):
+        elif running and (match := _RE["nvshmem_wrong"].fullmatch(text)):
             running[-1].compared = True
             running[-1].errors += [text.removeprefix("# ")] if int(match["wrong"]) else []
-        elif _DASHES.fullmatch(text):
+        elif _RE["dashes"].fullmatch(text):
             for table in [table for table in running if table.rows or table.has_unread_row][:1]:
                 table.is_closed = True
 
@@ -254,11 +186,11 @@ class _TableReader:
 
     def read_header(self, text: str, announced: Sequence[_TableBuilder]) -> None:
         table = announced[-1] if announced else self.begin(self.tables[-1].test if self.tables else None)
-        columns = [(match["name"].replace(" ", "_").replace("%%", "%"), match) for match in _COLUMN.finditer(text)]
-        table.columns = tuple(_FIGURES.get(name.lower(), name) for name, _ in columns)
-        # OSU prints no unit in brackets, but has a column with the name `MB/s`.
-        units = (match["unit"] or name for name, match in columns if name.lower() in _FIGURES)
-        table.unit = _UNITS.get(next(units, ""))
+        found = list(_RE["column"].finditer(text))
+        names = [match["name"].replace(" ", "_").replace("%%", "%") for match in found]
+        table.columns = tuple(_FIGURES.get(name.lower(), name) for name in names)
+        units = (match["unit"] or name for name, match in zip(names, found, strict=True) if name.lower() in _FIGURES)
+        table.unit = _DATA["units"].get(next(units, ""))
         table.compared = "Validation" in table.columns
         table.errors.clear()  # an error before a table counts only if no table follows
 
@@ -301,19 +233,12 @@ class _TableReader:
 
 # The JSON of perftest, which has one row
 
-_JSON_KEYS = frozenset(("MsgSize", "BW_average", "MsgRate", "bw_avg", "msgRate_avg", "avg_lat", "t_avg"))
-"""Every object with results has at least one of these keys."""
-_WORD_OF_TITLE = re.compile(
-    r"_(?=(?:Bidirectional|Post_List|BW|Latency|forwarding|Multicast|CMP_AND_SWAP|FETCH_AND_ADD)(?:_|$))"
-)
-"""The underscores in a test's name in JSON that stand for blanks in the text output."""
-
 
 def parse_perftest_json(source: str, document: logs.JsonDocument) -> logs.Parsed[PerftestTable] | None:
     """Return the table in a JSON document; None if perftest did not write the document."""
     top = json_object(document.value)
     results = top.get("results")
-    if not isinstance(results, dict) or ("test_info" not in top and _JSON_KEYS.isdisjoint(results)):
+    if not isinstance(results, dict) or ("test_info" not in top and results.keys().isdisjoint(_DATA["json_keys"])):
         return None
     values = {key: logs.json_number(value) for key, value in results.items()}
     size = values.get("MsgSize")
@@ -323,7 +248,7 @@ def parse_perftest_json(source: str, document: logs.JsonDocument) -> logs.Parsed
     columns = tuple(name for name in figures if name != "bw_peak")
     # The text output has `RDMA_Write BW` instead of `RDMA_Write_BW_Test`.
     name = (logs.json_text(json_object(top.get("test_info")).get("test")) or "").removesuffix("_Test").removesuffix("_")
-    name = _WORD_OF_TITLE.sub(" ", name).replace("Post_List", "Post List")
+    name = _RE["word_of_title"].sub(" ", name).replace("Post_List", "Post List")
     table = _TableBuilder(document.number, "perftest", name or None, columns=columns, has_unread_row=not columns)
     table.add_row(int(size), figures)
     table.unit = "usec" if table.rows[0].latency_us else None
@@ -334,15 +259,6 @@ def parse_perftest_json(source: str, document: logs.JsonDocument) -> logs.Parsed
 
 
 # ucx_perftest: the server prints the name of the test, the client prints the figures (with `-f`, only results)
-
-_UCX_MARK = re.compile(r"[\s>]{0,40}(?:\|[^|]{0,40}\| # iterations|\| Test:  |Final: |\[\d.*UCX  ERROR)")
-_UCX_ERROR = re.compile(r".{0,300}?\b(?:\w{0,20}perf\w{0,20})\.cc?:\d{1,5}\s{1,8}UCX {1,4}ERROR (?P<message>.*)")
-_UCX_HEADER = re.compile(r"\|\s*(?P<label>Stage|Test)\s*\| # iterations \|.*")
-_UCX_QUANTITY = re.compile(r"\|(?:\s+\|){1,2}\s+(?P<quantity>latency|overhead) \(usec\) .*")
-_UCX_FIELD = re.compile(r"\| (?P<key>Test|Message size): (?P<value>[^|]*)\|")
-_LEAST_TIME_US = 0.02
-"""Smallest time in µs that is used to check the message rate. Smaller times have too few digits, because ucx_perftest
-prints only three decimals."""
 
 
 def parse_ucx_text(source: str, lines: Sequence[LogLine]) -> ParsedLines[PerftestTable]:
@@ -361,21 +277,21 @@ def parse_ucx_text(source: str, lines: Sequence[LogLine]) -> ParsedLines[Perftes
         tables.append(_TableBuilder(number, "ucx_perftest", name, columns, devices=[*devices]))
         return tables[-1]
 
-    for number, text in logs.lines_of(_UCX_MARK, lines, longest=500):
+    for number, text in logs.lines_of(_RE["ucx_mark"], lines, longest=500):
         devices += _device_in(text)
         is_result = text.startswith("Final:") or (table is not None and "Test" in table.columns and not table.rows)
-        if match := _UCX_FIELD.match(text):
+        if match := _RE["ucx_field"].match(text):
             value = match["value"].strip()
             if match["key"] == "Test":
                 test, quantity, size, table = value, None, None, None
             else:
                 size = parse_integer(value)
-        elif match := _UCX_QUANTITY.fullmatch(text):
+        elif match := _RE["ucx_quantity"].fullmatch(text):
             test, size = (None, None) if quantity else (test, size)
             quantity, table = match["quantity"], None
-        elif match := _UCX_HEADER.fullmatch(text):
+        elif match := _RE["ucx_header"].fullmatch(text):
             table = begin(match["label"])
-        elif match := _UCX_ERROR.fullmatch(text):
+        elif match := _RE["ucx_error"].fullmatch(text):
             table = table or begin()
             table.errors += [] if table.errors else [excerpt(match["message"])]  # the first error is the cause
         elif is_result and (figures := _ucx_figures(text.removeprefix("Final:").split())):
@@ -398,19 +314,13 @@ def _ucx_figures(words: Sequence[str]) -> dict[str, float | None]:
         return {}
     numbers = [parse_number(word) for word in words]
     time, bandwidth, rate = numbers[3::2] if len(words) == 8 else numbers[1:]
-    if time is None or rate is None or (time > _LEAST_TIME_US and rate < 0.9 * 1e6 / time - 1):
+    if time is None or rate is None or (time > _DATA["least_time_us"] and rate < 0.9 * 1e6 / time - 1):
         return {}
     typical = {"lat typical": numbers[1]} if len(words) == 8 else {}
     return {"lat average": time, **typical, "bw_average": bandwidth, "messages": rate}
 
 
 # all_reduce_bench.py: a Markdown table of payload, busbw and algbw, which it prints since 2024
-
-_ARB_TITLE = re.compile(r"The average bandwidth of all_reduce over (?P<ranks>\d+) ranks.*")
-_ARB_ROW = re.compile(
-    r"\|\s*(?P<size>[\d.]+)(?P<unit>[KMGT]?)i?B\s*\|\s*(?P<busbw>[\d.]+)GBps\s*\|\s*(?P<algbw>[\d.]+)GBps\s*\|"
-)
-_ARB_DEVICE = re.compile(r"- hardware: .{0,100}?name='(?P<device>[^']{1,200})'.*")
 
 
 def parse_all_reduce_bench(source: str, lines: Sequence[LogLine]) -> ParsedLines[Run]:
@@ -419,13 +329,13 @@ def parse_all_reduce_bench(source: str, lines: Sequence[LogLine]) -> ParsedLines
     devices: tuple[str, ...] = ()
     for line in lines:
         text = line.text.strip()
-        if match := _ARB_DEVICE.fullmatch(text):
+        if match := _RE["arb_device"].fullmatch(text):
             devices = (match["device"],)
-        elif match := _ARB_TITLE.fullmatch(text):
+        elif match := _RE["arb_title"].fullmatch(text):
             run = Run(source=source, tool="all_reduce_bench", collective="all_reduce", ranks=int(match["ranks"]),
                       devices=devices, compared=False, verdict="no-data", reason="no row of results")  # fmt: skip
             runs.append((line.number, run))
-        elif runs and (match := _ARB_ROW.fullmatch(text)):
+        elif runs and (match := _RE["arb_row"].fullmatch(text)):
             size = round(float(match["size"]) * 1024 ** " KMGT".index(match["unit"] or " "))
             algbw = float(match["algbw"])
             time = size / algbw / 1e3 if algbw else None

@@ -24,7 +24,7 @@ def job(
 ) -> None:  # fmt: skip
     from imagebuild.bench.profiles import find_profile, load_profiles
     from imagebuild.core.console import err
-    from imagebuild.jobs.facts import REGISTRY, default_fabric, find_facts, load_facts
+    from imagebuild.jobs.facts import FORMS, default_fabric, find_facts, load_facts
     from imagebuild.jobs.job import resolve_job
     from imagebuild.jobs.manifest import job_text
 
@@ -40,8 +40,8 @@ def job(
     )  # fmt: skip
     if registry is None:
         registry = find_facts(known.clusters, "cluster", cluster).registry
-    if registry is not None and not REGISTRY.fits(registry):
-        raise ConfigError(f"--registry {registry!r}: must be {REGISTRY.words}")
+    if registry is not None and not FORMS["registry"].fits(registry):
+        raise ConfigError(f"--registry {registry!r}: must be {FORMS['registry'].words}")
     resolved = resolve_job(request, hardware, known, read_offer(project, request, registry, plan, catalog))
     for message in resolved.messages:
         err.print(message)

@@ -12,6 +12,7 @@ from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import YamlFile, matches
 from imagebuild.jobs.facts import (
+    DATA,
     Container,
     Expect,
     FactLayer,
@@ -23,18 +24,7 @@ from imagebuild.jobs.facts import (
 )
 from imagebuild.jobs.image import JobImage, conditions_of_image, plugin_remedy
 from imagebuild.jobs.request import JobRequest
-from imagebuild.jobs.size import PLACES, Size, Variable, conditions_of_size
-
-OVERRIDABLE = ("NCCL_NET_PLUGIN", "LD_LIBRARY_PATH", "UCX_NET_DEVICES", "NCCL_IB_HCA")
-"""Variables for which a higher layer, such as a cluster, may replace the value of a lower layer, such as a fabric.
-For all other variables, two different values are an error."""
-
-SCOPES: Mapping[Container, tuple[Scope, ...]] = {
-    "kubernetes": ("rank", "container", "launcher"),
-    "pyxis": ("rank", "container", "batch"),
-    "none": ("rank", "batch"),
-}
-"""Maps each way to run ranks (`Container`) to the places (`Env.scope`) where a job can set environment variables."""
+from imagebuild.jobs.size import Size, Variable, conditions_of_size
 
 
 @dataclass(frozen=True)
@@ -150,18 +140,16 @@ def layered_variables(
 def merge(variables: Iterable[Variable], container: Container) -> tuple[Variable, ...]:
     """Merge variables that are ordered by layer, so that each variable occurs once.
 
-    The last layer wins for variables in `OVERRIDABLE`. Raises ConfigError if layers give another variable different
-    values, or if a variable has a scope (the place where it is set) that this kind of job lacks."""
+    The last layer wins for the variables in `overridable` of facts.yaml. Raises ConfigError if layers give another
+    variable different values, or if a variable has a scope (the place where it is set) that this kind of job lacks."""
     merged: dict[str, Variable] = {}
     for variable in variables:
         name, scope = variable.name, variable.scope
-        if scope not in SCOPES[container]:
-            scopes = ", ".join(SCOPES[container])
-            raise ConfigError(
-                f"{variable.where}: {name}: jobs on {PLACES[container]} have no scope {scope}; use {scopes}"
-            )
+        if scope not in DATA["scopes"][container]:
+            place, scopes = DATA["places"][container], ", ".join(DATA["scopes"][container])
+            raise ConfigError(f"{variable.where}: {name}: jobs on {place} have no scope {scope}; use {scopes}")
         earlier = merged.get(name)
-        if earlier is None or variable.replaces or name in OVERRIDABLE:
+        if earlier is None or variable.replaces or name in DATA["overridable"]:
             merged[name] = variable
         elif (earlier.value, earlier.scope) != (variable.value, scope):
             first, second = (f"{v.value!r} in scope {v.scope} from {v.layer} ({v.why})" for v in (earlier, variable))
@@ -174,16 +162,13 @@ def merge(variables: Iterable[Variable], container: Container) -> tuple[Variable
 
 # What NCCL reads
 
-NOT_OF_NCCL = ("NCCL_TESTS_", "NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_", "NCCL_IBEXT_", "NCCL_OFI_")
-"""Prefixes of variables that only nccl-tests or plug-ins read."""
-
 
 def lint(variables: Iterable[Variable], known: NcclVariables) -> list[str]:
     """Return a warning for each variable whose name looks like a setting of NCCL, but which NCCL does not read."""
     messages = []
     for variable in variables:
         name = variable.name
-        if name.startswith("NCCL_") and not name.startswith(NOT_OF_NCCL) and name not in known.names:
+        if name.startswith("NCCL_") and not name.startswith(tuple(DATA["not_of_nccl"])) and name not in known.names:
             near = get_close_matches(name, known.names, n=1, cutoff=0.85)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             messages.append(f"warning: {variable.where}: NCCL {known.release} does not read {name}{hint}")

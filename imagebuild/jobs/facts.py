@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path, PurePath
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 from pydantic import AfterValidator, Field, model_validator
 
 from imagebuild.bench.models import Collective
+from imagebuild.bench.patterns import DataFile
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, Mistakes, suggestion
 from imagebuild.core.fields import Condition, Form, Loc, Model, Variable, YamlFile
@@ -22,74 +23,40 @@ Container = Literal["kubernetes", "pyxis", "none"]
 Scope = Literal["rank", "container", "launcher", "batch"]
 """Place where an environment variable is set. `Env.scope` explains each place."""
 
-Text = Annotated[str, Form(r"[^\n\r\x00]*", "one line")]
-# A value reaches the rank through shells and files, which would interpret quotes and backslashes in the value.
-VALUE_FORM = Form(r"""[^'"`\\\x00-\x1f\x7f]*""", "one line without quotes and backslashes")
-Value = Annotated[str, VALUE_FORM]
-Bytes = Annotated[str, Form("[1-9][0-9]*[KMG]?", "a message size such as 512M")]
-
-# Texts that the API server of Kubernetes accepts
-LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-DOMAIN = r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
-VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-GPUS = r"nvidia\.com/(gpu|mig-.*)"
-QUALIFIED = f"{DOMAIN.replace('$', '/')}/{VALUE}"
-AMOUNT = r"(?=[0-9.]*[1-9])[0-9]+(\.[0-9]+)?([KMGTPE]i|[mkMGTPE]|[eE][0-9]+)?"
-OPERATORS_LABEL = re.compile(
-    r"(training\.kubeflow\.org|jobset\.sigs\.k8s\.io|batch\.kubernetes\.io)/.*|job-name|controller-uid"
-)
-QUANTITY = Form(AMOUNT, "a Kubernetes quantity such as 110, 500m, 960Gi or 960G")
-Label = Annotated[str, Form(LABEL, "a Kubernetes name: up to 63 of a-z, 0-9 and -")]
-DomainName = Annotated[str, Form(DOMAIN, "a Kubernetes name: a-z, 0-9, - and dots")]
-Key = Annotated[str, Form(f"{QUALIFIED}|{VALUE}", "a Kubernetes key such as example.com/name")]
-LabelValue = Annotated[str, Form(f"({VALUE})?", "a label value: up to 63 of A-Z, a-z, 0-9, -, _ and .")]
-Quantity = Annotated[str, QUANTITY]
-CPUS = Form(r"(?=[0-9.]*[1-9])([0-9]{1,4}(\.[0-9]{1,3})?|[0-9]{1,7}m)", "a number of CPUs such as 110, 2.5 or 500m")
-COUNT = Form(r"[1-9][0-9]*([kMGTPE]|[KMGTPE]i)?|\{[a-z]+\}", "a number such as 8 or 5120Mi, or the placeholder {cards}")
-Count = Annotated[str, COUNT]
-Folder = Annotated[str, Form(r"(?!.*/\.\.(/|$))/[^\n\r\x00:]*", "a path that begins with / and has no colon and no ..")]
-Resource = Annotated[
-    str, Form(f"cpu|memory|hugepages-{AMOUNT}|{QUALIFIED}", "a Kubernetes resource such as rdma/ib or cpu")
-]
-Gpu = Annotated[str, Form(r"[a-z]{1,3}[0-9]{2,4}", "the short name of a GPU such as h100")]
+DATA = DataFile(__file__)
+FORMS = {name: Form(DATA.complete(row["pattern"]), row["words"]) for name, row in DATA["forms"].items()}
+"""The forms of texts in facts and of the values of `--param`."""
+Text = Annotated[str, FORMS["text"]]
+Value = Annotated[str, FORMS["value"]]
+Bytes = Annotated[str, FORMS["bytes"]]
+Label = Annotated[str, FORMS["label"]]
+DomainName = Annotated[str, FORMS["domain"]]
+Key = Annotated[str, FORMS["key"]]
+LabelValue = Annotated[str, FORMS["label-value"]]
+Quantity = Annotated[str, FORMS["quantity"]]
+Count = Annotated[str, FORMS["count"]]
+Folder = Annotated[str, FORMS["folder"]]
+Resource = Annotated[str, FORMS["resource"]]
+Gpu = Annotated[str, FORMS["gpu"]]
+Cpus = Annotated[str, FORMS["cpus"]]
+NodeNames = Annotated[str, FORMS["nodes"]]
+Names = Annotated[str, FORMS["names"]]
 HostType = Literal["Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket", "CharDevice", "BlockDevice"]
-
-REGISTRY = Form(r"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?(/[a-z0-9._-]+)*", "a registry and folder such as ghcr.io/acme")
-
-# Texts that sbatch accepts
-NAME = "[A-Za-z0-9_][A-Za-z0-9_.@+-]*"
-RESOURCE = r"[A-Za-z_]\w*(:[0-9]*[A-Za-z_][\w.+-]*)?(:[1-9][0-9]*[kKmMgGtT]?)?"
-HOSTS = r"[A-Za-z0-9_][\w.-]*(\[[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*\][\w.-]*)*"
-MODULE = "[A-Za-z0-9._/][A-Za-z0-9._/+-]*"
-MODULES = Form(f"{MODULE}( +{MODULE})*", "names of modules such as openmpi/5, separated by blanks")
-SLURM_FORMS = {
-    "account": Form(NAME, "a name without blanks"),
-    **dict.fromkeys(("partition", "qos", "reservation"), Form(f"{NAME}(,{NAME})*", "names separated by commas")),
-    "constraint": Form(
-        r"[A-Za-z0-9_([][A-Za-z0-9_.,=:&|*()\[\]/-]*", "node features in the syntax of sbatch --constraint"
-    ),
-    "gres": Form(f"{RESOURCE}(,{RESOURCE})*", "resources of a node such as gpu:8 or gpu:h100:8"),
-    **dict.fromkeys(("nodelist", "exclude"), Form(f"{HOSTS}(,{HOSTS})*", "node names such as node[01-04],node9")),
-}
-"""Maps each option of sbatch that `--param` or the cluster's file can set to the form of its value."""
 
 
 def _whole_amounts(amounts: dict[str, str]) -> dict[str, str]:
     """Return the amounts of resources unchanged.
     Raises ValueError for GPUs, and for a fraction of a resource of which the API server accepts only whole amounts."""
     for name, amount in amounts.items():
-        if re.fullmatch(GPUS, name):
+        if DATA.patterns["gpus"].fullmatch(name):
             raise ValueError(f"{name}: remove this resource; a worker always requests all GPUs of its node")
-        if ("/" in name or name.startswith("hugepages-")) and not COUNT.fits(amount):
-            raise ValueError(f"{name}: must be {COUNT.words}")
+        if ("/" in name or name.startswith("hugepages-")) and not FORMS["count"].fits(amount):
+            raise ValueError(f"{name}: must be {FORMS['count'].words}")
     return amounts
 
 
 COLLECTIVES = get_args(Collective)
-CONDITIONS = (
-    "arch", "capability", "cluster", "container", "fabric", "gpu", "mnnvl", "nccl", "network", "nodes", "nvls",
-    "plugin", "profile", "rack-nvlink", "racks", "scheduler", "stack", "test",
-)  # fmt: skip
+CONDITIONS: Sequence[str] = DATA["conditions"]
 """Names that a condition (`when`) can use. The names of features and collectives are also allowed; their value is `yes`
 or `no`."""
 
@@ -176,7 +143,7 @@ class Sidecar(Model):
 class CardNetworks(Model):
     """The GKE networks of a worker pod: one for each NIC of the node, with names that end with consecutive numbers."""
 
-    prefix: Annotated[str, Form(r"[a-z][-a-z0-9]*", "the beginning of Kubernetes names: a-z, 0-9 and -")]
+    prefix: Annotated[str, FORMS["prefix"]]
     """Beginning of the networks' names. The name of the first network is `prefix` and `first`, for example `rdma-0`."""
     first: Annotated[int, Field(ge=0)]
     interface: Annotated[int, Field(gt=0)]
@@ -190,7 +157,7 @@ class Pod(Model):
     """Maps each resource to the amount that is both requested and the limit. `cpu` and `memory` under `nodes` in the
     cluster's file have precedence."""
     annotations: dict[Key, str] = Field(default_factory=dict)
-    networks: tuple[Annotated[str, Form(rf"({LABEL}/)?{DOMAIN}", "NAMESPACE/NAME or NAME")], ...] = ()
+    networks: tuple[Annotated[str, FORMS["network"]], ...] = ()
     """Multus networks of the pod: `namespace/name`, or `name` for a network in the namespace of the job."""
     card_networks: CardNetworks | None = None
     select: dict[Key, tuple[LabelValue, ...]] = Field(default_factory=dict)
@@ -279,15 +246,15 @@ class SlurmOptions(Model):
     `--param` has precedence, then the entry of the GPU under `nodes` in the cluster's file, then `slurm` in this file.
     """
 
-    account: Annotated[str, SLURM_FORMS["account"]] | None = None
-    partition: Annotated[str, SLURM_FORMS["partition"]] | None = None
-    qos: Annotated[str, SLURM_FORMS["qos"]] | None = None
-    reservation: Annotated[str, SLURM_FORMS["reservation"]] | None = None
-    constraint: Annotated[str, SLURM_FORMS["constraint"]] | None = None
-    gres: Annotated[str, SLURM_FORMS["gres"]] | None = None
+    account: Annotated[str, FORMS["account"]] | None = None
+    partition: Names | None = None
+    qos: Names | None = None
+    reservation: Names | None = None
+    constraint: Annotated[str, FORMS["constraint"]] | None = None
+    gres: Annotated[str, FORMS["gres"]] | None = None
     """Generic resources of each node, such as `gpu:h100:8`, if the cluster does not accept `--gpus-per-node`."""
-    nodelist: Annotated[str, SLURM_FORMS["nodelist"]] | None = None
-    exclude: Annotated[str, SLURM_FORMS["exclude"]] | None = None
+    nodelist: NodeNames | None = None
+    exclude: NodeNames | None = None
 
 
 class Nodes(SlurmOptions):
@@ -295,7 +262,7 @@ class Nodes(SlurmOptions):
 
     select: dict[Key, tuple[LabelValue, ...]] = Field(default_factory=dict)
     """Maps each label of a node to its accepted values."""
-    cpu: Annotated[str, CPUS] | None = None
+    cpu: Cpus | None = None
     memory: Quantity | None = None
     rack_nodes: Annotated[int, Field(gt=0)] | None = None
     """Maximum number of nodes that a job uses in each rack. Default: all nodes of the rack."""
@@ -333,7 +300,7 @@ class Security(Model):
     user: Annotated[int, Field(ge=0, le=0)] | None = None
     """User id. Only root (0) is allowed, because ssh starts ranks as root. Default: the user of the image."""
     group: Annotated[int, Field(ge=0)] | None = None
-    capabilities: tuple[Annotated[str, Form("[A-Z_]+", "a capability such as SYS_PTRACE")], ...] = ()
+    capabilities: tuple[Annotated[str, FORMS["capability"]], ...] = ()
     """Capabilities in addition to IPC_LOCK, which pins memory."""
     seccomp: Literal["RuntimeDefault", "Unconfined"] | None = None
 
@@ -343,7 +310,7 @@ class LauncherPod(Model):
 
     select: dict[Key, LabelValue] = Field(default_factory=dict)
     """Labels of the nodes on which launchers run."""
-    cpu: Annotated[str, CPUS] | None = None
+    cpu: Cpus | None = None
     """CPUs of the launcher. Default: 2, and one more for every 16 pairs of nodes that are measured at the same time."""
     memory: Quantity | None = None
     """Memory of the launcher. Default: 2Gi, and 64Mi more for every pair of nodes that is measured at the same time."""
@@ -398,7 +365,7 @@ class Kubernetes(Model):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         queue, scheduler = self.queue, self.scheduler
-        own = next(filter(OPERATORS_LABEL.fullmatch, self.pod_labels), None)
+        own = next(filter(DATA.patterns["operators_label"].fullmatch, self.pod_labels), None)
         mistakes = {
             "queue: add `gang: kueue` or `gang: volcano`": queue and not self.gang,
             "gang: Kueue needs a `queue`; add one": self.gang == "kueue" and not queue,
@@ -420,11 +387,9 @@ class Slurm(SlurmOptions):
 
     cpus_per_task: Annotated[int, Field(gt=0, le=9999)] = 8
     """CPUs for each rank."""
-    module: Annotated[str, MODULES] | None = None
+    module: Annotated[str, FORMS["modules"]] | None = None
     """Environment modules that jobs without a container load, in this order and separated by blanks."""
-    images: Annotated[str, Form(r"[/$][^\n\r\x00]*", "a path that begins with / or with a variable")] = (
-        "$HOME/.cache/imagebuild"
-    )
+    images: Annotated[str, FORMS["images-folder"]] = "$HOME/.cache/imagebuild"
     """Folder for the image files that pyxis starts. All nodes must share the folder. The path may contain shell
     variables."""
     before: Text | None = None
@@ -438,7 +403,7 @@ class Cluster(FactLayer):
     """The settings of one cluster; a file in `jobs/clusters/`."""
 
     title: str
-    registry: Annotated[str, REGISTRY] | None = None
+    registry: Annotated[str, FORMS["registry"]] | None = None
     """Registry and folder from which nodes pull the planned images, such as `ghcr.io/acme`."""
     interface: Text = "eth0"
     """Network interface through which ranks find each other."""

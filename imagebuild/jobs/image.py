@@ -9,26 +9,13 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from imagebuild.bench.profiles import Profile
+from imagebuild.core import fields
 from imagebuild.core.errors import ConfigError, nearest
-from imagebuild.core.fields import (
-    ARCHS,
-    CPUS,
-    DIGEST,
-    Arch,
-    YamlFile,
-    full_reference,
-    major,
-    matches,
-    natural_order,
-    satisfies,
-)
-from imagebuild.jobs.facts import Fabric, Feature, JobFacts, Stack
+from imagebuild.core.fields import ARCHS, CPUS, Arch, YamlFile, full_reference, major, matches, natural_order, satisfies
+from imagebuild.jobs.facts import DATA, Fabric, Feature, JobFacts, Stack
 from imagebuild.jobs.offer import Offer, OfferedImage
 from imagebuild.jobs.request import JobRequest
 from imagebuild.jobs.size import Size, conditions_of_size
-
-DRIVERS = {"12": "525", "13": "580"}
-"""Maps each major version of CUDA to the oldest driver with which it runs, by NVIDIA's minor version compatibility."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +103,7 @@ def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stac
 
     Raises ConfigError if `reference` is not the name of an image, or if nodes would look for the image in Docker Hub.
     """
-    if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._:/-]*(@{DIGEST})?", reference):
+    if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._:/-]*(@{fields.DIGEST})?", reference):
         raise ConfigError(f"--image {reference!r}: not the name of an image; write REPOSITORY:TAG or REPOSITORY@DIGEST")
     for offered in offer.images:
         if reference in (offered.id, offered.reference, *offered.aliases):
@@ -153,7 +140,7 @@ def newest_image(
             f"the plug-in {plugin!r}": stacks[stack].model.lacks_plugin(plugin, image.components),
             f"compute capability {profile.gpu.compute_capability}": image.axes.get("gpu", capability) != capability
             or (compiling is not None and not satisfies(cuda, compiling)),
-            f"driver {driver}": driver is not None and int(major(driver)) < int(DRIVERS.get(major(cuda), "0")),
+            f"driver {driver}": driver is not None and int(major(driver)) < int(DATA["drivers"].get(major(cuda), "0")),
             f"that all checks passed on {arch}": arch in image.unverified,
         }
         return next((requirement for requirement, is_lacking in lacks.items() if is_lacking), "")
@@ -204,5 +191,5 @@ def _job_image(image: OfferedImage, stack: str, offer: Offer) -> JobImage:
     plain_version = re.match(r"\d+(\.\d+)+", image.nccl)
     return JobImage(
         image.reference, stack, plain_version[0] if plain_version else None, image.arches,
-        driver=DRIVERS.get(major(image.axes["cuda"])), is_planned=not offer.is_published, components=image.components,
+        DATA["drivers"].get(major(image.axes["cuda"])), not offer.is_published, image.components,
     )  # fmt: skip

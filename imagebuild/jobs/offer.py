@@ -120,28 +120,14 @@ def planned_offer(plan: PlanFile, registry: str | None = None) -> Offer:
     """Return the images of a plan. If not None, `registry` replaces the registry and folder in the images' names."""
     images = []
     for target in plan.targets:
-        planned = target.name.partition(f"/{target.image}:")[0]
-        names = (target.name, *target.aliases)
+        planned = f"{target.name.partition(f'/{target.image}:')[0]}/"
+        names = [target.name, *target.aliases]
         if registry is not None:
-            names = tuple(
-                f"{registry}/{name.removeprefix(f'{planned}/')}" if name.startswith(f"{planned}/") else name
-                for name in names
-            )
-        fulfilling = (
-            version for name, version in target.components.items() if "nccl" in (name, *plan.provides.get(name, ()))
-        )
-        images.append(
-            OfferedImage(
-                id=target.id,
-                image=target.image,
-                axes=target.axes,
-                arches=_arches(target.platforms),
-                components=tuple(target.components),
-                nccl=next(fulfilling, ""),
-                reference=names[0],
-                aliases=names[1:],
-            )
-        )
+            names = [f"{registry}/{n.removeprefix(planned)}" if n.startswith(planned) else n for n in names]
+        roles = {name: (name, *plan.provides.get(name, ())) for name in target.components}
+        nccl = next((version for name, version in target.components.items() if "nccl" in roles[name]), "")
+        about = target.id, target.image, target.axes, _arches(target.platforms), tuple(target.components), nccl
+        images.append(OfferedImage(*about, reference=names[0], aliases=tuple(names[1:])))
     places = {(image.image, image.axes.get("os", "")): place for place, image in enumerate(images)}
     return Offer(tuple(images), places, gpu_architectures=plan.gpu_architectures)
 
@@ -154,19 +140,11 @@ def published_offer(catalog: CatalogFile, planned: Offer) -> Offer:
             continue
         passed = {p.platform for p in image.platforms if p.checks and not p.checks[0].failed and p.checks[0].passed}
         tags = (*image.tags, *image.aliases)
-        images.append(
-            OfferedImage(
-                id=image.target or next(iter(tags), image.digest),
-                image=image.image,
-                axes=image.axes,
-                arches=_arches([platform.platform for platform in image.platforms]),
-                components=tuple(image.versions),
-                nccl=image.stack.get("nccl", ""),
-                reference=f"{image.repository}@{image.digest}",
-                aliases=tuple(f"{image.repository}:{tag}" for tag in tags),
-                unverified=frozenset(ARCHS).difference(_arches(passed)),
-            )
-        )
+        arches = _arches([platform.platform for platform in image.platforms])
+        id_, nccl = image.target or next(iter(tags), image.digest), image.stack.get("nccl", "")
+        about = id_, image.image, image.axes, arches, tuple(image.versions), nccl, f"{image.repository}@{image.digest}"
+        aliases, unverified = (f"{image.repository}:{tag}" for tag in tags), set(ARCHS).difference(_arches(passed))
+        images.append(OfferedImage(*about, aliases=tuple(aliases), unverified=frozenset(unverified)))
     architectures = catalog.gpu_architectures or planned.gpu_architectures
     return replace(planned, images=tuple(images), is_published=True, gpu_architectures=architectures)
 

@@ -10,16 +10,10 @@ from typing import get_args
 
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
-from imagebuild.core.fields import Form
 from imagebuild.jobs.facts import (
     COLLECTIVES,
-    CPUS,
-    GPUS,
-    QUALIFIED,
-    QUANTITY,
-    SLURM_FORMS,
-    VALUE,
-    VALUE_FORM,
+    DATA,
+    FORMS,
     Cluster,
     ClusterFabric,
     Container,
@@ -47,37 +41,6 @@ class Variable(Env):
     """True if `--param NAME:=VALUE` set the variable, so the value replaces the value of any layer."""
 
 
-PLACES: Mapping[Container, str] = {
-    "kubernetes": "Kubernetes", "pyxis": "Slurm with pyxis", "none": "Slurm without a container",
-}  # fmt: skip
-"""Maps each way to run ranks to its words in messages."""
-_ALL: tuple[Container, ...] = get_args(Container)
-_SLURM: tuple[Container, ...] = ("pyxis", "none")
-_KUBERNETES: tuple[Container, ...] = ("kubernetes",)
-_COUNT = Form("[1-9][0-9]{0,3}", "a number from 1 to 9999")
-_IMAGES = Form("[/$][A-Za-z0-9_./${}:-]+", "a path that begins with / or with a variable such as $HOME")
-_RESOURCE = Form(f"(?!{GPUS}:){QUALIFIED}:[1-9][0-9]{{0,3}}", "a resource of NICs and a number such as rdma/ib:8")
-PARAMETERS: Mapping[str, tuple[Form, tuple[Container, ...]]] = {
-    **{name: (form, _SLURM) for name, form in SLURM_FORMS.items()},
-    "cpu": (CPUS, _KUBERNETES),
-    "cpus-per-task": (_COUNT, _SLURM),
-    "driver": (Form(r"[0-9]+(\.[0-9]+)*", "a version such as 580.65"), ("kubernetes", "pyxis")),
-    "hca": (Form("[A-Za-z0-9_:,=^-]+", "names of RDMA devices such as mlx5 or =mlx5_0,mlx5_1"), _ALL),
-    "images": (_IMAGES, ("pyxis",)),
-    "interface": (Form("[A-Za-z0-9_.,=^-]+", "names of network interfaces such as eth0"), _ALL),
-    "json": (Form("yes|no", "yes or no"), _ALL),
-    "memory": (QUANTITY, _KUBERNETES),
-    "min-bw": (Form(r"(?!0+(\.0*)?$)[0-9]{1,6}(\.[0-9]+)?", "a bus bandwidth in GB/s such as 350"), _ALL),
-    "minutes": (_COUNT, _ALL),
-    "name": (Form("[a-z]([-a-z0-9]*[a-z0-9])?", "a Kubernetes name: a-z, 0-9 and -, beginning with a letter"), _ALL),
-    "plugin": (Form("[A-Za-z0-9_.-]+", "a plug-in such as none or spcx"), _ALL),
-    "programs": (Form("/[A-Za-z0-9_./-]+", "a folder that begins with /"), _ALL),
-    "rack-nodes": (_COUNT, _ALL),
-    "racks": (Form(f"{VALUE}(,{VALUE})*", "label values, separated by commas"), _KUBERNETES),
-    "resource": (_RESOURCE, _KUBERNETES),
-    "suffix": (Form("[A-Za-z0-9_-]*", "the end of a program's name: letters, digits, - and _"), _ALL),
-}
-"""Maps each parameter to the form of its value, and to the ways to run ranks (`Container`) that support it."""
 VARIABLE = re.compile(r"(?:(?P<scope>[a-z]+):)?(?P<name>[A-Z_][A-Z0-9_a-z]*)(?P<equals>:?=)(?P<value>.*)", re.DOTALL)
 
 
@@ -100,29 +63,23 @@ def parse_settings(settings: Iterable[str], container: Container) -> tuple[Mappi
             if scope not in get_args(Scope):
                 near = suggestion(scope, list(get_args(Scope)))
                 raise ConfigError(f"--param {setting}: unknown scope {scope!r}{near}")
-            if "$" in value or not VALUE_FORM.fits(value):
-                raise ConfigError(f"--param {name}={value!r}: must be {VALUE_FORM.words}, and must not contain $")
+            if "$" in value or not FORMS["value"].fits(value):
+                raise ConfigError(f"--param {name}={value!r}: must be {FORMS['value'].words}, and must not contain $")
             own = {"name": name, "value": value, "scope": scope, "replaces": equals == ":="}
             origin = {"layer": "--param", "where": f"--param {name}", "why": "set on the command line"}
             variables[name] = Variable.model_validate({**own, **origin})
             continue
-        if name not in PARAMETERS:
-            raise ConfigError(f"--param {name}: unknown parameter{suggestion(name, PARAMETERS)}")
-        form, containers = PARAMETERS[name]
+        if name not in DATA["parameters"]:
+            raise ConfigError(f"--param {name}: unknown parameter{suggestion(name, DATA['parameters'])}")
+        form, containers = FORMS[DATA["parameters"][name]["form"]], DATA["parameters"][name]["containers"]
         if container not in containers:
-            where = " and ".join(PLACES[one] for one in containers)
-            problem = f"works only on {where}, but this job runs on {PLACES[container]}"
+            where = " and ".join(DATA["places"][one] for one in containers)
+            problem = f"works only on {where}, but this job runs on {DATA['places'][container]}"
             raise ConfigError(f"--param {name}: {problem}; leave out --param {name}")
         if not form.fits(value):
             raise ConfigError(f"--param {name}={value!r}: must be {form.words}")
         parameters[name] = value
     return parameters, tuple(variables.values())
-
-
-IMPORT_MINUTES = 15
-"""Minutes that are added to the time limit, because pyxis must import an image before its first use."""
-DEFAULT_NODES = 8
-"""Number of nodes of a job without --nodes, if NVLink connects only the GPUs of one node."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +141,7 @@ def resolve_size(request: JobRequest, profile: Profile, facts: JobFacts) -> Size
     nodes, racks = _nodes_and_racks(request, profile, int(parameters.get("rack-nodes") or node.rack_nodes or 0))
     test = find_facts(facts.tests, "test", request.test)
     rounds = _rounds(request, test, nodes)
-    minutes = test.minutes * rounds + (IMPORT_MINUTES if container == "pyxis" else 0)
+    minutes = test.minutes * rounds + (DATA["import_minutes"] if container == "pyxis" else 0)
     minutes = int(parameters.get("minutes") or minutes)
     if minutes * 2 < rounds:
         least = -(-rounds // 2)
@@ -200,28 +157,12 @@ def resolve_size(request: JobRequest, profile: Profile, facts: JobFacts) -> Size
     names = sorted({*request.features, *implied})
     features = {name: find_facts(facts.features, "feature", name) for name in names}
     return Size(
-        scheduler=scheduler,
-        container=container,
-        parameters=parameters,
-        variables=variables,
-        fabric=fabric,
-        cluster=cluster,
-        site=site,
-        gpu=gpu,
-        node=node,
-        mnnvl=profile.hosts_per_domain > 1,
-        gpus=gpus,
-        nodes=nodes,
-        racks=racks,
-        nodes_per_rack=nodes // racks,
-        test=test.model_copy(update={"minutes": minutes}),
-        rounds=rounds,
-        ranks=nodes * gpus,
-        run_nodes=run_nodes,
-        run_ranks=run_nodes * gpus,
-        features=features,
+        scheduler=scheduler, container=container, parameters=parameters, variables=variables, fabric=fabric,
+        cluster=cluster, site=site, gpu=gpu, node=node, mnnvl=profile.hosts_per_domain > 1, gpus=gpus, nodes=nodes,
+        racks=racks, nodes_per_rack=nodes // racks, test=test.model_copy(update={"minutes": minutes}), rounds=rounds,
+        ranks=nodes * gpus, run_nodes=run_nodes, run_ranks=run_nodes * gpus, features=features,
         plugin=_plugin(parameters.get("plugin"), site.plugin or fabric.plugin, features),
-    )
+    )  # fmt: skip
 
 
 def conditions_of_size(request: JobRequest, profile: Profile, facts: JobFacts, size: Size) -> Mapping[str, str]:
@@ -274,7 +215,7 @@ def _nodes_and_racks(request: JobRequest, profile: Profile, rack_nodes: int) -> 
             raise ConfigError(
                 f"--racks {racks}: NVLink of {profile.name} connects only the GPUs of one node; use --nodes"
             )
-        return nodes or DEFAULT_NODES, 1
+        return nodes or DATA["default_nodes"], 1
     rack_nodes = min(rack_nodes or domain, domain)
     if nodes is None:
         return rack_nodes * (racks or 1), racks or 1

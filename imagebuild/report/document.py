@@ -18,17 +18,7 @@ from pydantic import model_validator
 from imagebuild import __version__
 from imagebuild.bench.judge import best_row, judge_results
 from imagebuild.bench.logs import open_log
-from imagebuild.bench.models import (
-    STATES,
-    BandwidthTest,
-    Judgement,
-    Measurement,
-    Openness,
-    Results,
-    Run,
-    Source,
-    State,
-)
+from imagebuild.bench.models import STATES, BandwidthTest, Judgement, Measurement, Openness, Results, Run, Source, State
 from imagebuild.bench.read import read_files
 from imagebuild.bench.verification import SPEED, VerifyResult
 from imagebuild.core.console import visible

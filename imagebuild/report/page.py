@@ -21,34 +21,19 @@ from markupsafe import Markup
 
 from imagebuild.bench.judge import best_row as judged_row
 from imagebuild.bench.logs import open_log
-from imagebuild.bench.models import BandwidthTest, Run, State
+from imagebuild.bench.models import BandwidthTest, Run
+from imagebuild.bench.patterns import data_of
 from imagebuild.bench.verification import CheckResult
 from imagebuild.core.console import format_size
 from imagebuild.core.errors import ConfigError, ResultError, plural
 from imagebuild.core.fields import natural_order
+from imagebuild.report import document
 from imagebuild.report.charts import Drawing, NumberTable, bar_chart, heat_map, line_chart
-from imagebuild.report.document import (
-    CLAIMS,
-    NONE,
-    SHOWN_STATES,
-    Entry,
-    Report,
-    best_value,
-    format_bytes,
-    format_number,
-    group_alike,
-    one_line,
-    rows_of,
-    words_of,
-)
+from imagebuild.report.document import CLAIMS, NONE, SHOWN_STATES, Entry, Report, best_value, format_number, group_alike
 from imagebuild.report.sweeps import Sweep, host_label
 from imagebuild.report.text import template_of
 
-STATE_MARKS: dict[State, str] = {"passed": "✓", "failed": "✗", "open": "?", "skipped": NONE}
-DIAGNOSES: dict[str, State] = {"ok": "passed", "warned": "skipped", "waived": "skipped"}
-"""Maps the verdict of a diagnosis to its state. All other verdicts are failures."""
-MOST_PROBLEMS = 8
-"""Largest number of problems that are shown at the top of the page."""
+_DATA = data_of(__file__)
 
 
 def report_html(report: Report, logs: Sequence[LogText] = (), log_count: int = 0) -> str:
@@ -56,25 +41,15 @@ def report_html(report: Report, logs: Sequence[LogText] = (), log_count: int = 0
     Raises ConfigError if a chart is needed and plotly is not installed."""
     page, numbers = lay_out(report), Counter(assertion.state for assertion in report.assertions)
     return render_page(
-        "report.html.j2",
-        page.drawings,
-        program=template_text(__package__, "tables.js") if report.measured else "",
-        report=report,
-        about=report.about,
+        "report.html.j2", page.drawings, program=template_text(__package__, "tables.js") if report.measured else "",
+        report=report, about=report.about,
         created=datetime.fromisoformat(report.about.created).strftime("%-d %B %Y, %H:%M UTC"),
-        counts=[(state, numbers[state]) for state in SHOWN_STATES],
-        most_problems=MOST_PROBLEMS,
-        problems=group_alike(report.problems),
-        alike=_alike_checks,
-        page=page,
-        rows=rows_of(report),
-        diagnoses=DIAGNOSES,
-        skipped=group_alike(report.skips),
-        versions=versions_of(report),
-        files=[(s.path, ", ".join(s.tools) or "no known tool", s.lines, s.unread) for s in report.sources],
-        logs=logs,
+        counts=[(state, numbers[state]) for state in SHOWN_STATES], most_problems=_DATA["most_problems"],
+        problems=group_alike(report.problems), alike=_alike_checks, page=page, rows=document.rows_of(report),
+        diagnoses=_DATA["diagnoses"], skipped=group_alike(report.skips), versions=versions_of(report),
+        files=[(s.path, ", ".join(s.tools) or "no known tool", s.lines, s.unread) for s in report.sources], logs=logs,
         more_logs=max(0, log_count - len(logs)),
-    )
+    )  # fmt: skip
 
 
 # Frames of pages
@@ -100,18 +75,13 @@ def render_page(
     digests = [sha256(text.encode()).digest() for text in (program, plotly) if text]
     policy = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     page = template_of(
-        template, package, NONE=NONE, marks=STATE_MARKS, shell=shlex.join,
-        CLAIMS=CLAIMS, number=format_number, bytes=format_bytes, line=one_line, file_size=format_size,
+        template, package, NONE=NONE, marks=_DATA["marks"], shell=shlex.join,
+        CLAIMS=CLAIMS, number=format_number, bytes=document.format_bytes, line=document.one_line, file_size=format_size,
     )  # fmt: skip
-    return page.render(
-        css=Markup(template_text(__package__, "page.css")),  # noqa: S704 - ours
-        policy=Markup(policy or "'none'"),  # noqa: S704 - digests
-        program=Markup(program),  # noqa: S704 - ours
-        data=data,
-        figures=figures,
-        plotly=Markup(plotly),  # noqa: S704 - of the plotly package, and ours
-        **values,
-    )
+    ours = {"css": template_text(__package__, "page.css"), "policy": policy or "'none'"}
+    ours |= {"program": program, "plotly": plotly}
+    trusted = {name: Markup(text) for name, text in ours.items()}  # noqa: S704 - ours, of plotly, or digests
+    return page.render(data=data, figures=figures, **trusted, **values)
 
 
 def template_text(package: str, name: str) -> str:
@@ -129,13 +99,6 @@ def plotly_js() -> str:
     return str(get_plotlyjs())
 
 
-KEPT_BYTES = 128 * 1024
-"""Largest part of a log in a page, in bytes. Only the end of a longer log is kept, because debug output may have 100
-MB."""
-MOST_LOG_BYTES = 1024 * 1024
-"""Largest total size of the logs in a page, in bytes."""
-
-
 class LogText(NamedTuple):
     """The text of a log, or its end."""
 
@@ -146,10 +109,10 @@ class LogText(NamedTuple):
     """Number of bytes before `text` that were left out."""
 
 
-def read_logs(paths: Iterable[Path], kept: int = KEPT_BYTES) -> tuple[LogText, ...]:
-    """Return the ends of logs, up to `MOST_LOG_BYTES` in total. Logs that are no longer readable are left out."""
+def read_logs(paths: Iterable[Path], kept: int = _DATA["kept_bytes"]) -> tuple[LogText, ...]:
+    """Return the ends of logs, up to 1 MiB in total. Logs that are no longer readable are left out."""
     logs: list[LogText] = []
-    room = MOST_LOG_BYTES
+    room = _DATA["most_log_bytes"]
     for path in paths:
         try:
             with open_log(path) as file:
@@ -191,7 +154,7 @@ def lay_out(report: Report) -> Page:
         members = [(judged_row(run)[0] or 0, entry, run) for entry, run in runs if entry.sweep is sweep]
         rows = [
             (host_label(run.hosts), format_number(value), f"{value / sweep.centre_gb_s:.0%}",
-             *words_of(entry.judgement), run.source)
+             *document.words_of(entry.judgement), run.source)
             for value, entry, run in sorted(members, key=itemgetter(0))
         ]  # fmt: skip
         numbers = NumberTable(f"Runs of {sweep.subject}", ("hosts", "GB/s", "of the median", *CLAIMS, "file"), rows)

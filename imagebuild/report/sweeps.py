@@ -161,10 +161,7 @@ def _sweep_of(runs: list[Run]) -> Sweep | None:
     slow_hosts = [host for host in hosts if host.gb_s < limit and several[host.label] > 1]
     named = {host.label for host in slow_hosts}
     return Sweep(
-        **dict(zip(KEY_FIELDS, sweep_key(runs[0]) or (), strict=True)),
-        centre_gb_s=round(centre, 3),
-        limit_gb_s=round(limit, 3),
-        groups=tuple(groups),
-        hosts=tuple(hosts),
+        **dict(zip(KEY_FIELDS, sweep_key(runs[0]) or (), strict=True)), centre_gb_s=round(centre, 3),
+        limit_gb_s=round(limit, 3), groups=tuple(groups), hosts=tuple(hosts),
         outliers=(*slow_hosts, *(group for group in groups if group.slow_runs and named.isdisjoint(group.hosts))),
-    )
+    )  # fmt: skip

@@ -11,23 +11,15 @@ from markupsafe import Markup
 from rich.text import Text
 
 from imagebuild.bench.models import State
+from imagebuild.bench.patterns import data_of
 from imagebuild.core import console
 from imagebuild.core.console import Part, out, styled, visible
-from imagebuild.report.document import (
-    CLAIMS,
-    Assertion,
-    Report,
-    group_alike,
-    one_line,
-    rows_of,
-)
+from imagebuild.report.document import CLAIMS, Assertion, Report, group_alike, one_line, rows_of
+
+_DATA = data_of(__file__)
+_MOST = _DATA["most"]
 
 # Terminal
-
-STATE_COLOURS: dict[State, str] = {"passed": "green", "failed": "red", "open": "red", "skipped": "yellow"}
-MARKS: dict[State, str] = {"passed": "✓", "failed": "✗", "open": "?", "skipped": "-"}
-MOST_PROBLEMS, MOST_SKIPS, MOST_SOURCES = 12, 8, 3
-"""Largest numbers of problems, skipped assertions, and files with unread lines that are printed below the table."""
 
 
 def print_report(report: Report) -> None:
@@ -39,29 +31,29 @@ def print_report(report: Report) -> None:
     if report.verifications:
         numbers = Counter(assertion.state for assertion in report.assertions if assertion.kind == "check")
         notes.append("image checks: " + ", ".join(f"{numbers[s]} {s}" for s in ("passed", "failed", "skipped")))
-    for assertions, most in ((report.problems, MOST_PROBLEMS), (report.skips, MOST_SKIPS)):
+    for assertions, most in ((report.problems, _MOST["problems"]), (report.skips, _MOST["skips"])):
         lines = [_note(first, subjects) for first, subjects in group_alike(assertions)]
         notes += lines if len(lines) <= most else [*lines[:most], f"… and {len(lines) - most} more like these"]
-    notes += [f"note: {', '.join(subjects)}: {one_line(note)}" for note, subjects in report.notes][:MOST_SKIPS]
+    notes += [f"note: {', '.join(subjects)}: {one_line(note)}" for note, subjects in report.notes][: _MOST["skips"]]
     unread = [source for source in report.sources if source.unread]
-    for source in unread[:MOST_SOURCES]:
+    for source in unread[: _MOST["sources"]]:
         looks = "1 line looks" if source.unread == 1 else f"{source.unread} lines look"
         notes.append(f"{one_line(source.path)}: {looks} like results and could not be read, for example:")
         notes += [f"    {one_line(example, 160)}" for example in source.examples[:1]]
-    if len(unread) > MOST_SOURCES:
-        notes.append(f"… and {len(unread) - MOST_SOURCES} more files with such lines")
+    if len(unread) > _MOST["sources"]:
+        notes.append(f"… and {len(unread) - _MOST['sources']} more files with such lines")
     rows: list[tuple[Part, ...]] = [(_mark(row.state), *map(one_line, row.cells)) for row in rows_of(report)]
     if rows:
         console.print_table(("", "result", *CLAIMS, "best"), rows)
     for note in notes:
         out.print(note)
-    headline = (one_line(report.headline), STATE_COLOURS[report.state])
+    headline = (one_line(report.headline), _DATA["colours"][report.state])
     out.print(styled(headline, f" ({report.counts}; unread lines: {report.unread_lines})"))
 
 
 def _note(first: Assertion, subjects: tuple[str, ...]) -> Text:
     """Return a line about assertions with the same reason. The line names the file if there is only one assertion."""
-    word = styled((one_line(first.word), STATE_COLOURS[first.state]))
+    word = styled((one_line(first.word), _DATA["colours"][first.state]))
     parts: list[Part] = [word, one_line(", ".join(subjects)), one_line(first.reason, 600)]
     if first.state != "skipped" and len(subjects) == 1:
         shows_source = first.kind in CLAIMS and first.source != first.subject
@@ -70,7 +62,7 @@ def _note(first: Assertion, subjects: tuple[str, ...]) -> Text:
 
 
 def _mark(state: State) -> Text:
-    return styled((MARKS[state], STATE_COLOURS[state]))
+    return styled((_DATA["marks"][state], _DATA["colours"][state]))
 
 
 # Templates
@@ -85,13 +77,9 @@ def template_of(name: str, package: str = __package__, **values: Any) -> jinja2.
 
     environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader([jinja2.PackageLoader(name) for name in dict.fromkeys((package, __package__))]),
-        autoescape=jinja2.select_autoescape(("html.j2", "xml.j2")),
-        undefined=jinja2.StrictUndefined,
-        finalize=without_control_characters,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+        autoescape=jinja2.select_autoescape(("html.j2", "xml.j2")), undefined=jinja2.StrictUndefined,
+        finalize=without_control_characters, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     environment.filters["cell"] = markdown_cell
     environment.globals |= values
@@ -100,23 +88,17 @@ def template_of(name: str, package: str = __package__, **values: Any) -> jinja2.
 
 # Markdown
 
-SIGNS: dict[State, str] = {"passed": "✅", "skipped": "☑️", "open": "⚠️", "failed": "❌"}
-MOST_LINES = 50
-"""Largest number of lines in a list or table."""
-MOST_CHARACTERS = 65_000
-"""Largest length of the Markdown. A comment on a GitHub pull request can have 65,536 characters."""
-
 
 def report_markdown(report: Report) -> str:
     """Return the report as Markdown: verdict, problems, results, images, skipped assertions and unread lines."""
-    template = template_of("report.md.j2", claims=CLAIMS, most=MOST_LINES)
+    template = template_of("report.md.j2", claims=CLAIMS, most=_MOST["lines"])
     markdown = template.render(
-        report=report, about=report.about, sign=SIGNS[report.state], rows=rows_of(report),
+        report=report, about=report.about, sign=_DATA["signs"][report.state], rows=rows_of(report),
         skipped=group_alike(report.skips), problems=group_alike(report.problems),
     )  # fmt: skip
-    if len(markdown) <= MOST_CHARACTERS:
+    if len(markdown) <= _MOST["characters"]:
         return markdown
-    return markdown[: markdown.rindex("\n", 0, MOST_CHARACTERS)] + "\n\nThe rest does not fit here.\n"
+    return markdown[: markdown.rindex("\n", 0, _MOST["characters"])] + "\n\nThe rest does not fit here.\n"
 
 
 def markdown_cell(value: str) -> str:
@@ -126,10 +108,6 @@ def markdown_cell(value: str) -> str:
 
 
 # JUnit
-
-OUTPUT_CHARACTERS = 64 * 1024
-"""Largest number of characters of a failed check's output. Only the end of longer output is kept, because servers that
-show JUnit refuse large files."""
 
 
 def report_junit(report: Report) -> str:
@@ -142,4 +120,4 @@ def report_junit(report: Report) -> str:
         times[assertion.source, name] += 1
         number = times[assertion.source, name]
         suites[assertion.source][f"{name} #{number}" if number > 1 else name] = assertion
-    return template_of("report.xml.j2").render(report=report, suites=suites, most=OUTPUT_CHARACTERS)
+    return template_of("report.xml.j2").render(report=report, suites=suites, most=_MOST["output"])
