@@ -150,14 +150,9 @@ def fitting_collectives(rows: Sequence[NcclRow], labels: Sequence[str], ranks: i
     fitting = [name for name in names if fits(name, ranks)] or [name for name in names if fits(name, None)]
     is_reducing = operations.isdisjoint((None, "none"))
     fitting = [name for name in fitting if _TRAITS[name].reduces == is_reducing] or fitting
-    out, inside = (
-        any(half.wrong is not None for half in halves)
-        for halves in ([row.out_of_place for row in rows], [row.in_place for row in rows if row.in_place])
-    )
+    out = any(row.out_of_place.wrong is not None for row in rows)
+    inside = any(row.in_place.wrong is not None for row in rows if row.in_place)
     return tuple(name for name in fitting if not out or _TRAITS[name].checks_in_place == inside) or tuple(fitting)
-
-
-# Contradictions
 
 
 def contradiction(rows: Sequence[NcclRow], collective: str | None, *, has_times: bool = True) -> str:

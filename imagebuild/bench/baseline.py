@@ -1,16 +1,8 @@
-"""Compare results with an earlier measurement, the baseline (`report --baseline OLD.json`). Pure.
+"""Compare results with an earlier measurement, the baseline (`report --baseline OLD.json`), by the rules in
+docs/report.md. Pure.
 
-Two results are compared if collective, ranks, nodes, type and operation are the same. Runs and tables are compared size
-by size, matrices cell by cell. Sizes below 1 MiB (perftest: 64 KiB) are left out, because they show latency. If there
-are several runs, the median of the runs at each size counts. The change at a size or cell is new value / old value - 1.
-A result is too slow if
-
-* the median of the changes is below -5 % (`MEDIAN`). The median is computed over the sizes of 1 GiB and more, or over
-  all sizes if none is that large.
-* or the change at any size or cell is below -15 % (`POINT`).
-
-If the runs of one of the two reports differ by more than 20 % (`SPREAD`), a result that is not too slow is not judged.
-The limits are choices: on a healthy machine, single runs deviated by 2 %, and single sizes by 5 %."""
+The change at a size or cell is new value / old value - 1. The limits are choices: on a healthy machine, single runs
+deviated by 2 %, and single sizes by 5 %."""
 
 from __future__ import annotations
 
@@ -25,8 +17,7 @@ from imagebuild.bench.models import BandwidthTest, Claim, Judgement, Limit, Meas
 from imagebuild.core.errors import plural
 
 MEDIAN, POINT, SPREAD = 0.05, 0.15, 0.20
-"""Limits for the median change, for the change at one size or cell, and for the difference between runs, as fractions.
-The docstring of the module explains each limit."""
+"""Limits for the median change, for the change at one size or cell, and for the difference between runs."""
 NO_DATA = Claim(state="not applicable", reason="the comparison with the baseline does not check data")
 
 Point = int | tuple[int, int]
@@ -82,16 +73,12 @@ def _vanished(new: Series, old: Series) -> str:
     lost = sorted(p for p in old.medians.keys() - new.medians.keys() if not isinstance(p, int) or p > largest)
     if not lost:
         return ""
-    what = (
-        f"sizes of {lost[0]} to {lost[-1]} bytes"
-        if isinstance(lost[0], int)
-        else f"{plural(len(lost), 'pair')} of devices"
-    )
-    return f"not measured this time, but in the baseline: {what}"
+    pairs, sizes = f"{plural(len(lost), 'pair')} of devices", f"sizes of {lost[0]} to {lost[-1]} bytes"
+    return f"not measured this time, but in the baseline: {sizes if isinstance(lost[0], int) else pairs}"
 
 
 def _compare(new: Series, old: Series) -> SpeedClaim:
-    """Return the claim about the speed of one series, by the rules in the docstring of the module."""
+    """Return the claim about the speed of one series, by the rules in docs/report.md."""
     now, before = new.medians, old.medians
     changes = {point: now[point] / before[point] - 1 for point in now.keys() & before.keys()}
     problem = new.problem or (old.problem and f"in the baseline, {old.problem}")
@@ -115,15 +102,12 @@ def _compare(new: Series, old: Series) -> SpeedClaim:
     if scattered:
         whose = "" if scattered is new else " of the baseline"
         reason = f"the {len(scattered.runs)} runs{whose} differ too much, by {scattered.spread:.0%}; {reason}"
+    reference = Limit(value=round(before[point], 3), what=f"the baseline, {old.source}")
     return SpeedClaim(
-        state="too slow" if is_slow else "not judged" if scattered else "fast enough",
-        reason=reason,
-        allow="unjudged" if scattered else None,
-        measured=round(now[point], 3),
-        size_bytes=point if isinstance(point, int) else None,
-        reference=Limit(value=round(before[point], 3), what=f"the baseline, {old.source}"),
-        tolerance=1 - limit,
-    )
+        state="too slow" if is_slow else "not judged" if scattered else "fast enough", reason=reason,
+        allow="unjudged" if scattered else None, measured=round(now[point], 3), reference=reference,
+        size_bytes=point if isinstance(point, int) else None, tolerance=1 - limit,
+    )  # fmt: skip
 
 
 def _series_of(results: Results) -> dict[str, Series]:

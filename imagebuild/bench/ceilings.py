@@ -1,15 +1,9 @@
 """Compute ceilings: the highest bandwidth that the hardware allows for a collective or a test. Pure.
 
-The bus bandwidth of a collective is at most min(a * link, b * W), where
-
-* n is the number of ranks, k the number of NVLink domains (a host, or the hosts of a rack), and g = n / k the number of
-  ranks in each domain;
-* link is the bandwidth with which one GPU can send to its peers in the domain;
-* W is the bandwidth with which the NICs of one domain can send; `card` is the part of W that one rank can use;
-* a and b are the factors in `ALGORITHMS` for each class of algorithms and collective; docs/report.md derives them.
-
-All bandwidths are in GB/s in one direction. nccl-tests computes bus bandwidth for a ring. A class of algorithms that
-moves fewer bytes than a ring has factors above 1. Within one domain, only a * link counts."""
+The bus bandwidth of a collective is at most min(a * link, b * W) with the symbols of docs/report.md. a and b are the
+factors in ceilings.yaml for each class of algorithms and collective. All bandwidths are in GB/s in one direction.
+nccl-tests computes bus bandwidth for a ring. A class of algorithms that moves fewer bytes than a ring has factors above
+1. Within one domain, only a * link counts."""
 
 from __future__ import annotations
 
@@ -104,9 +98,8 @@ def forced_classes(variables: Mapping[str, str]) -> tuple[AlgorithmName, ...]:
     everything: tuple[AlgorithmName, ...] = tuple(dict.fromkeys(algorithm.name for algorithm in ALGORITHMS))
     chosen = set(everything)
     setting = variables.get("NCCL_ALGO", "").strip("\"' ").lower()
-    named = {
-        name for word in re.split(r"[,;:@/]", setting.removeprefix("^")) for name in _DATA["classes"].get(word, ())
-    }
+    words = re.split(r"[,;:@/]", setting.removeprefix("^"))
+    named = {name for word in words for name in _DATA["classes"].get(word, ())}
     if named:
         chosen = chosen - named if setting.startswith("^") else named
     if variables.get("NCCL_NVLS_ENABLE") == "0":
@@ -162,14 +155,11 @@ def _parts(algorithm: Algorithm, layout: RankLayout, gpus: int) -> tuple[list[_P
 
 def _lowest(parts: Sequence[_Part], scale: Mapping[str, int]) -> tuple[float, str, str]:
     """Return the lowest rate times factor, its formula, and the formula with numbers."""
-    factors = [eval(factor, {}, dict(scale)) for _, _, factor in parts]  # noqa: S307 - factors are our own
+    rates = [(rate, eval(factor, {}, dict(scale))) for _, rate, factor in parts]  # noqa: S307 - factors are our own
     texts = [f"{name} * {factor.replace('*', '')}".removesuffix(" * 1") for name, _, factor in parts]
-    numbers = [
-        f"{rate:.6g} * {factor:.4g}".removesuffix(" * 1") for (_, rate, _), factor in zip(parts, factors, strict=True)
-    ]
-    value = min(rate * factor for (_, rate, _), factor in zip(parts, factors, strict=True))
+    numbers = [f"{rate:.6g} * {factor:.4g}".removesuffix(" * 1") for rate, factor in rates]
     formula, derivation = (t[0] if len(t) == 1 else f"min({', '.join(t)})" for t in (texts, numbers))
-    return value, formula, derivation
+    return min(rate * factor for rate, factor in rates), formula, derivation
 
 
 def least_domains(profile: Profile, nodes: int) -> int:
@@ -234,9 +224,6 @@ def path_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None
     return Limit(value=times * highest, what=f"{fast}, {ways}"), floor if least else None
 
 
-# The table of `imagebuild limits`
-
-
 def limit_layout(
     profile: Profile, nodes: int | None = None, gpus: int | None = None, domains: int | None = None
 ) -> tuple[int, int, RankLayout]:
@@ -263,12 +250,9 @@ def limit_rows(profile: Profile, ranks: int, nodes: int, layout: RankLayout) -> 
     `hardest` marks the ceiling that no correct measurement exceeds."""
     rows: list[dict[str, Any]] = []
 
-    def add(
-        row: dict[str, Any], ceiling: float | None, formula: str, reference: Measured | None, derivation: str = ""
-    ) -> None:
-        limit = {"ceiling": None if ceiling is None else round(ceiling, 1), "formula": formula}
-        limit["derivation"] = derivation
-        rows.append(row | limit | {name: getattr(reference, name, None) for name in Measured.model_fields})
+    def add(row: dict[str, Any], ceiling: float | None, texts: Sequence[str], reference: Measured | None) -> None:
+        row |= {"ceiling": None if ceiling is None else round(ceiling, 1), "formula": texts[0], "derivation": texts[1]}
+        rows.append(row | {name: getattr(reference, name, None) for name in Measured.model_fields})
 
     is_least = layout.domains == least_domains(profile, nodes)
     for collective in get_args(Collective):
@@ -281,17 +265,14 @@ def limit_rows(profile: Profile, ranks: int, nodes: int, layout: RankLayout) -> 
             references = profile.references_at(collective, ranks, nodes) if is_least else ()
             measured = [reference for reference in references if reference.algorithm in names]
             for reference in measured or (None,):
-                add(row, ceiling.value, ceiling.formula, reference, ceiling.derivation)
+                add(row, ceiling.value, (ceiling.formula, ceiling.derivation), reference)
     for rate in (*profile.copies, *profile.wires):
         for test in rate.tests:
             limit, _ = path_limits(profile, test)
             name = f"{test}, {rate.memory} memory" if rate.memory else test
             row = {"test": name, "ranks": None, "nodes": None, "algorithm": "", "hardest": limit is not None}
-            add(row, limit.value if limit else None, limit.what if limit else "", rate)
+            add(row, limit.value if limit else None, (limit.what if limit else "", ""), rate)
     return rows
-
-
-# Mistakes in profiles
 
 
 def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
@@ -300,9 +281,8 @@ def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
     if any(link.gpus < 2 for link in profile.links):
         mistakes.add(document.at("links"), "links: a link joins at least two GPUs; set `gpus` to their number")
     if sorted(link.gpus for link in profile.links) != [link.gpus for link in profile.links]:
-        mistakes.add(
-            document.at("links"), "links: are in the wrong order; list the link that joins the fewest GPUs first"
-        )
+        order = "links: are in the wrong order; list the link that joins the fewest GPUs first"
+        mistakes.add(document.at("links"), order)
     inherited = len(profile.references) - sum(loc[:1] == ("references",) and len(loc) == 2 for loc in document.lines)
     keys = set()
     limited: list[tuple[str, str, float, Limit | None]] = []
@@ -333,12 +313,8 @@ def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
             limited += [(where, test, named.rate, path_limits(profile, test)[0]) for test in named.tests]
     for where, name, value, limit in limited:
         if limit is None:
-            mistakes.add(
-                where, f"{name}: the profile has no rate that limits this test; add links, host-link or network"
-            )
+            problem = "the profile has no rate that limits this test; add links, host-link or network"
+            mistakes.add(where, f"{name}: {problem}")
         elif value >= limit.value:
-            most = f"the ceiling, {limit.value:.1f} GB/s ({limit.what})"
-            mistakes.add(
-                where,
-                f"{name}: {value:g} GB/s is not below {most}; correct the rate, the ranks or the hardware",
-            )
+            most = f"the ceiling, {limit.value:.1f} GB/s ({limit.what}); correct the rate, the ranks or the hardware"
+            mistakes.add(where, f"{name}: {value:g} GB/s is not below {most}")

@@ -60,9 +60,8 @@ def _json_results(source: str, category: str | None, test: Mapping[str, Any]) ->
                 text = json_text(message.get("warning") if isinstance(message, dict) else message) or ""
                 messages += [text.strip()] if text.strip() else []
         printed = str(entry.get("status")).strip().lower()
-        verdict, word = _DATA["verdicts"].get(
-            re.sub("[ _-]", "", printed), ("failed", f"the status of the test is {excerpt(printed)}")
-        )
+        unknown = ("failed", f"the status of the test is {excerpt(printed)}")
+        verdict, word = _DATA["verdicts"].get(re.sub("[ _-]", "", printed), unknown)
         if verdict == "ok" and entry.get("warnings"):
             verdict = "warned"
         yield Diagnostic(

@@ -1,16 +1,10 @@
 """Judge results: are the data right, did all ranks and GPUs take part, is the result fast enough? Pure.
 
-Every result gets three claims. A claim passes if the output proves it, fails if the output contradicts it, and stays
-open if the output does not say.
+Every result gets three claims, by the rules in docs/report.md. A claim passes if the output proves it, fails if the
+output contradicts it, and stays open if the output does not say.
 
-* Data: the benchmark validated the data and finished, and its figures do not contradict each other.
-* Participation: the numbers of ranks and nodes are those that the user passed. If the user passed none, there is one
-  rank for each GPU that the nodes have according to the profile. The profile describes the GPUs in the output.
-* Speed: a collective is judged by its best row of 1 GiB or more, never by the average over sizes. A result above its
-  ceiling by more than 2 % is a measuring error. A result is fast enough if it reaches tolerance * reference. A
-  reference is a measured result in the profile. If there is no reference for exactly these ranks, nodes and class of
-  algorithms, the result must reach a floor: the smallest acceptable speed (`floor_of`). A result whose parts differ
-  too much (`_uneven`) is not fast enough, however fast its best part is."""
+If the user passed no numbers of ranks and nodes, there is one rank for each GPU that the nodes have according to the
+profile. A result whose parts differ too much (`_uneven`) is not fast enough, however fast its best part is."""
 
 from __future__ import annotations
 
@@ -40,18 +34,15 @@ NO_PARTICIPATION = Claim(state="not applicable", reason="the output does not lis
 
 @dataclass(frozen=True)
 class Expected:
-    """Values that the user expects. A value is checked if the output contains it. Otherwise, the value is assumed."""
+    """Values that the user expects, as in `Launch`. A value that the output does not contain is assumed."""
 
     ranks: int | None = None
     nodes: int | None = None
     algorithms: tuple[str, ...] = ()
-    """Classes of algorithms that the library was told to use, such as `ring` with NCCL_NVLS_ENABLE=0."""
     least: float | None = None
     """Bus bandwidth in GB/s that the best row of 1 GiB or more must reach."""
     gpus: int | None = None
-    """Number of GPUs of each node that should take part. Default: all GPUs of a node in the profile."""
     domains: int | None = None
-    """Number of NVLink domains of the nodes."""
     collective: str | None = None
 
     def of(self, result: models.Result) -> Expected:
@@ -114,11 +105,7 @@ def data_claim(result: models.Measurement | Diagnostic) -> Claim:
 
 
 def _unsound(data: Claim) -> str:
-    """Return why speed cannot be judged if `data` failed, or an empty text if `data` did not fail."""
     return "its data failed, so its speed is not judged" if data.standing() == "failed" else ""
-
-
-# Runs of nccl-tests
 
 
 def _judge_run(run: Run, runs: Sequence[Run], profile: Profile | None, expected: Expected) -> Judgement:
@@ -154,10 +141,8 @@ def _possible_collective(run: Run, profile: Profile | None, expected: Expected) 
 
 
 def _nodes_of(run: Run, expected: Expected) -> int | None:
-    """Return the number of hosts in the output, or else the expected number.
-
-    Several hosts with the same name look like one host whose ranks share GPUs. NCCL does not allow ranks to share a
-    GPU. In this case, the expected number therefore counts."""
+    """Return the number of hosts in the output, or else the expected number, which also counts if ranks seem to share
+    GPUs: NCCL does not allow that, so several hosts have the same name."""
     if run.nodes == 1 and run.gpus and expected.nodes and run.gpus * expected.nodes == run.ranks:
         return expected.nodes
     return run.nodes or expected.nodes
@@ -168,9 +153,8 @@ def _participation(run: Run, runs: Sequence[Run], profile: Profile | None, expec
     ranks, nodes = run.ranks or expected.ranks, _nodes_of(run, expected)
     counts = ((ranks, expected.ranks, "rank"), (nodes, expected.nodes, "node"))
     wanted = expected.gpus_of(profile, nodes)
-    wrong = [
-        f"{is_} of {plural(should, noun)} took part" for is_, should, noun in counts if should and is_ != should and is_
-    ]
+    differing = [(is_, should, noun) for is_, should, noun in counts if should and is_ and is_ != should]
+    wrong = [f"{is_} of {plural(should, noun)} took part" for is_, should, noun in differing]
     if expected.collective not in (None, run.collective):
         wrong.append(f"the output is of {run.collective}, not of {expected.collective}")
     wrong += [_not_joined(run, runs, wanted), _foreign_devices(run.devices, profile)]
@@ -202,10 +186,8 @@ def _participation(run: Run, runs: Sequence[Run], profile: Profile | None, expec
 
 
 def _not_joined(run: Run, runs: Iterable[Run], wanted: int | None) -> str:
-    """Return a sentence if the ranks were not joined, else an empty text.
-
-    The output of one launch may say so. Otherwise, several runs of one rank look like the ranks of one job. Runs in
-    different files count only if `wanted`, the expected number of ranks, is above 1."""
+    """Return a sentence if the ranks were not joined, else an empty text. Several runs of one rank look like the ranks
+    of one job. Runs in different files count only if `wanted`, the expected number of ranks, is above 1."""
     if run.not_joined:
         return run.not_joined
     alike = [other for other in runs if run.ranks == other.ranks == 1 and other.collective == run.collective]
@@ -241,10 +223,8 @@ def _wrong_scale(run: Run, ranks: int | None) -> str:
     possible = shape_of(run.rows).ranks(run.collective) if run.collective and run.rows else None
     if not ranks or not possible or possible[0] <= ranks <= possible[1]:
         return ""
-    least = plural(possible[0], "rank")
-    fitting = (
-        least if len({*possible}) == 1 else f"{least} or more" if possible[0] > ranks else f"at most {possible[1]}"
-    )
+    (least, most), fewest = possible, plural(possible[0], "rank")
+    fitting = fewest if least == most else f"{fewest} or more" if least > ranks else f"at most {most}"
     return f"the figures are those of {fitting}, not of {ranks}"
 
 
@@ -259,9 +239,8 @@ def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, unsound
     if expected.least is not None and not unsound:
         facts["floor"] = limit = Limit(value=expected.least, what="the limit set with --min-bw")
         if not _speeds(run, _least_size(run)):
-            claim = _sick(run, limit) or SpeedClaim(
-                state="not judged", reason=_too_small(run), allow="unjudged", **facts
-            )
+            small = {"state": "not judged", "reason": _too_small(run), "allow": "unjudged"}
+            claim = _sick(run, limit) or SpeedClaim(**small, **facts)
         elif (measured or 0) < expected.least:
             reason = f"less than the {expected.least:g} GB/s of --min-bw"
             claim = SpeedClaim(state="too slow", reason=reason, **facts)
@@ -303,7 +282,7 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
 
 
 def _speed_in_domains(run: Run, profile: Profile, expected: Expected, domains: int | None) -> SpeedClaim:
-    """Return the claim about the speed of a run whose nodes are in `domains` NVLink domains. None: as few as possible.
+    """Return the claim about the speed of a run in `domains` NVLink domains. None: as few as possible.
     Raises NotComparable if the run does not fit the hardware."""
     assert run.collective, "checked by the caller"
     collective, ranks, nodes = scale = run.collective, run.ranks or 0, run.nodes or 1
@@ -339,10 +318,9 @@ def _speed_in_domains(run: Run, profile: Profile, expected: Expected, domains: i
         notes.append(f"the output does not name the GPU; imagebuild assumes that it is the GPU of {profile.name}")
     if not reference or measured < reference.rate * reference.tolerance:
         others = (r for r in references if r is not reference and r.algorithm and measured >= r.rate * r.tolerance)
-        shares = ((measured / r.rate, r.algorithm) for r in others)
-        notes += [f"{share:.0%} of the reference with {name}: was NCCL told to use {name}?" for share, name in shares][
-            :1
-        ]
+        if other := next(others, None):
+            share, name = measured / other.rate, other.algorithm
+            notes.append(f"{share:.0%} of the reference with {name}: was NCCL told to use {name}?")
     what = f"{hardest.algorithm} {collective} ceiling: {hardest.formula}" if hardest else ""
     limit = Limit(value=round(hardest.value, 3), what=what) if hardest else None
     claim = _speed(measured, size, (limit, floor), reference, missing=missing, notes=notes)
@@ -355,10 +333,9 @@ def _sick(run: Run, floor: Limit | None) -> SpeedClaim | None:
     measured, size = max(_speeds(run, least), default=(None, None))
     if not floor or measured is None or measured >= SICK * floor.value:
         return None
-    reason = f"only {measured:g} GB/s at {size} bytes, less than {SICK:.0%} of the floor of {floor.value:.1f} GB/s"
-    return SpeedClaim(
-        state="too slow", reason=f"{reason} ({floor.what})", measured=measured, size_bytes=size, floor=floor
-    )
+    least_text = f"{SICK:.0%} of the floor of {floor.value:.1f} GB/s ({floor.what})"
+    reason = f"only {measured:g} GB/s at {size} bytes, less than {least_text}"
+    return SpeedClaim(state="too slow", reason=reason, measured=measured, size_bytes=size, floor=floor)
 
 
 def _too_small(run: Run) -> str:
@@ -370,8 +347,8 @@ def _too_small(run: Run) -> str:
 
 
 def _uneven(speeds: Iterable[tuple[float, int]], least: int) -> str:
-    """Return a sentence if a bandwidth at `least` bytes or more is far below one at the same or a smaller size.
-    Return an empty text otherwise. `speeds` are bandwidths with their sizes."""
+    """Return a sentence if a bandwidth at `least` bytes or more is far below one at a smaller size, else an empty
+    text."""
     best, at = 0.0, 0
     for size, group in groupby(sorted(speeds, key=lambda pair: (pair[1], -pair[0])), key=lambda pair: pair[1]):
         for speed, _ in group:
@@ -389,10 +366,8 @@ def _uneven_placements(run: Run) -> str:
         if row.size_bytes >= STEADY_BYTES and len(speeds) == 2 and min(speeds) < COLLAPSE * max(speeds):
             names = ("out of place", "in place")
             slow, fast = names if speeds[0] < speeds[1] else names[::-1]
-            return (
-                f"only {min(speeds):g} GB/s {slow} at {row.size_bytes} bytes, less than half of the {max(speeds):g} "
-                f"GB/s {fast}"
-            )
+            half = f"less than half of the {max(speeds):g} GB/s {fast}"
+            return f"only {min(speeds):g} GB/s {slow} at {row.size_bytes} bytes, {half}"
     return ""
 
 
@@ -509,9 +484,8 @@ def _judge_table(table: models.PerftestTable, profile: Profile | None) -> Judgem
         )  # fmt: skip
     if not unsound and "Atomic" not in test:
         # OSU changes its protocol below 1 MiB.
-        rows = (
-            (row.bw_average * (scale or 1), row.size_bytes or 0) for row in table.rows if row.bw_average is not None
-        )
+        known = [(row.bw_average, row.size_bytes or 0) for row in table.rows if row.bw_average is not None]
+        rows = ((bandwidth * (scale or 1), size) for bandwidth, size in known)
         speed = _evened(speed, _uneven(rows, 2**20 if table.tool == "osu" else WIRE_BYTES))
     participation = Claim(state="incomplete", reason=foreign) if foreign else NO_PARTICIPATION
     return Judgement(source=table.source, subject=test, data=data, participation=participation, speed=speed)
@@ -524,19 +498,15 @@ def _speed_of_path(
 ) -> SpeedClaim:  # fmt: skip
     """Return the claim about the speed of a copy between devices or a test of one NIC.
 
-    `measured`, in GB/s, is compared with the reference, `highest` (default: `measured`) with the ceiling. `problem` is
-    the reason if nothing was measured. `sizes` maps sizes to bandwidths; a reference for one of these sizes is compared
-    with its bandwidth. The output of perftest does not say whether the buffers were in host or GPU memory, so the lower
-    of both references counts."""
+    `highest` (default: `measured`) is compared with the ceiling. `problem` is the reason if nothing was measured.
+    `sizes` maps sizes to bandwidths; a reference for one of these sizes is compared with its bandwidth. The output of
+    perftest does not say whether the buffers were in host or GPU memory, so the lower of both references counts."""
     if profile is None or unsound or measured is None:
         return _not_judged(profile, unsound, problem, measured=measured, size_bytes=size)
     sizes = sizes or {}
     named = [rate for rate in (*profile.copies, *profile.wires) if rate.is_for(test)]
-    fitting = [
-        rate
-        for rate in named
-        if rate.size_bytes in (None, *sizes) and (queue_pairs is None or rate.queue_pairs in (None, queue_pairs))
-    ]
+    alike = [rate for rate in named if queue_pairs is None or rate.queue_pairs in (None, queue_pairs)]
+    fitting = [rate for rate in alike if rate.size_bytes in (None, *sizes)]
     reference = min(fitting, key=lambda rate: rate.rate * rate.tolerance, default=None)
     notes = ["the worst pair"] if highest not in (None, measured) else []
     missing = f"{profile.name} has no reference for this test"
@@ -550,9 +520,6 @@ def _speed_of_path(
     if reference and reference.size_bytes:
         highest, measured, size = highest or measured, sizes[reference.size_bytes], reference.size_bytes
     return _speed(measured, size, (ceiling, floor), reference, missing=missing, notes=notes, highest=highest)
-
-
-# dcgmi diag
 
 
 def _judge_diagnostics(
@@ -612,11 +579,9 @@ def _speed(
     measured: float, size_bytes: int | None, limits: tuple[Limit | None, Limit | None], reference: Measured | None, *,
     missing: str, notes: Sequence[str] = (), highest: float | None = None,
 ) -> SpeedClaim:  # fmt: skip
-    """Return the claim about the speed of a measurement. Bandwidths are in GB/s.
-
-    `limits` are the ceiling and the floor (the smallest acceptable bandwidth). `measured` is compared with the
-    reference. If there is no reference, `measured` is compared with the floor, and `missing` says why there is no
-    reference. `highest` (default: `measured`) is compared with the ceiling."""
+    """Return the claim about the speed of a measurement by its `limits`, the ceiling and the floor. If there is no
+    reference, `missing` says why, and `measured` is compared with the floor. `highest` (default: `measured`) is
+    compared with the ceiling."""
     ceiling, floor = limits
     facts: dict[str, Any] = {"size_bytes": size_bytes, "ceiling": ceiling, "measured": measured}
     highest = highest or measured

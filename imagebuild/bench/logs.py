@@ -101,9 +101,8 @@ def open_log(path: Path) -> Iterator[BinaryIO]:
         try:
             yield cast(BinaryIO, gzip.GzipFile(fileobj=content)) if is_compressed else content
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise ResultError(
-                f"{path}: the compressed data in the file are cut or damaged: {error}; copy the file again"
-            ) from None
+            problem = f"the compressed data in the file are cut or damaged: {error}; copy the file again"
+            raise ResultError(f"{path}: {problem}") from None
 
 
 @cache
@@ -196,8 +195,6 @@ def _clean(text: str, number: int) -> Iterator[LogLine]:
             yield LogLine(rest, process, number)
 
 
-# Launcher prefixes
-
 _PREFIXES = [_DATA.pattern(rf"[ \t]*{text}") for text in _DATA["prefixes"]]
 _RANK = "rank "
 """The text in the name of a process before the label that its launcher gave to it."""
@@ -226,9 +223,7 @@ def launch_of(process: str) -> str | None:
 
 # Failures that programs and launchers report
 
-_FAILURES: Sequence[tuple[Verdict, re.Pattern[str]]] = [
-    (row["verdict"], _DATA.pattern(row["patterns"])) for row in _DATA["failures"]
-]
+_FAILURES = [(row["verdict"], _DATA.pattern(row["patterns"])) for row in _DATA["failures"]]
 """The verdict and pattern of each kind of message. Kinds nearer to the root cause come first."""
 _ANY_FAILURE = re.compile("|".join(pattern.pattern for _, pattern in _FAILURES))
 
@@ -288,9 +283,8 @@ def extract_json(lines: Sequence[LogLine]) -> tuple[list[JsonDocument], list[Log
 def _read_broken_json(text: str, begin: int) -> tuple[Any, int, bool]:
     """Return the readable part of an invalid or incomplete document, its end in the text, and whether it is complete.
 
-    The document may have an extra comma, or keys and values without quotes. It is therefore read as YAML, with all
-    values as texts. A value is used only if a comma or bracket follows, because the last number may have lost digits.
-    Two values without a comma between them mark the beginning of other output."""
+    Extra commas, and words without quotes, are allowed as in YAML. A value is used only if a comma or bracket follows,
+    because the last number may have lost digits. Two values without a comma between them begin other output."""
     following = _RE["next_document"].search(text, begin + 1)
     limit = min(following.start() if following else len(text), begin + (1 << 20))
     tokens: list[str] = []

@@ -110,11 +110,9 @@ def _collective_of(program: str) -> str | None:
 
 
 def _collective(source: str, table: Table, ranks: int | None) -> dict[str, Any]:
-    """Return the fields of `Run` about the collective.
-
-    The program prints its name since 2.16.7. Otherwise, the name is that in the command, in another line before or
-    within the table, the only one that fits the figures, or the one in the name of the file, in this order. A name from
-    outside of the table counts only if the figures fit it."""
+    """Return the fields of `Run` about the collective: its name as the program prints it since 2.16.7, or the name in
+    the command, in another line before or within the table, the only one that fits the figures, or the one in the name
+    of the file, in this order. A name from outside of the table counts only if the figures fit it."""
     if printed := _collective_of(table.facts.get("program", "")):
         return {"collective": printed}
     rows = table.rows
@@ -158,10 +156,8 @@ def _participants(table: Table) -> dict[str, Any]:
 
 
 def _gpus(listed: Sequence[Mapping[str, str]]) -> int | None:
-    """Return the number of different GPUs in the list of devices, or None if the list does not tell GPUs apart.
-
-    A bus number does not identify a GPU: two GPUs of a host may be on one bus, and buses 0 and 1 exist in every PCI
-    domain. GPUs with different device numbers are different, though."""
+    """Return the number of different GPUs in the list of devices, or None if the list does not tell GPUs apart: two
+    GPUs of a host may be on one bus, and buses 0 and 1 exist in every PCI domain."""
     buses = [device["bus"] for device in listed]
     if all(map(_RE["address"].fullmatch, buses)):
         return len({(device["host"], device["bus"]) for device in listed})
@@ -197,13 +193,9 @@ def _judge(table: Table, run: Run, warning: str) -> Finding:
     if not table.rows:
         return "no-data", f"no row of results{warned}"
     reason = contradiction(table.rows, run.collective, has_times="cputime" not in table.labels)
-    problem: Finding | None = (
-        ("damaged", reason)
-        if reason
-        else None
-        or _missing_end(table, run, warned)
-        or (None if table.is_mixed else _wrong_size(table, run.collective) or _wrong_average(table, run))
-    )
+    problem: Finding | None = ("damaged", reason) if reason else _missing_end(table, run, warned)
+    if not problem and not table.is_mixed:
+        problem = _wrong_size(table, run.collective) or _wrong_average(table, run)
     return problem or ("ok", _remarks(table, run.collective))
 
 
@@ -237,9 +229,9 @@ def _missing_end(table: Table, run: Run, warned: str) -> Finding | None:
 def _wrong_size(table: Table, collective: str | None) -> Finding | None:
     """Return the verdict if a requested size has no row, or a row has a size that was not requested; else None.
 
-    The program may print the rows of all sizes several times, once for each type and operation. The program rounds a
-    size down by less than half, or to 0. Broken rows count as the missing sizes if their number fits. Sizes of
-    alltoallv, and of output that someone shortened, are not compared."""
+    The rows of all sizes may be printed several times. A size may be rounded down by less than half, or to 0. Broken
+    rows count as the missing sizes if their number fits. Sizes of alltoallv and of shortened output are not
+    compared."""
     asked = _requested_sizes(table)
     is_filled = table.partial and asked and (len(table.rows) + len(table.partial)) % len(asked) == 0
     if not asked or is_filled or table.is_elided or collective == "alltoallv":
@@ -288,12 +280,8 @@ def _wrong_average(table: Table, run: Run) -> Finding | None:
 
 def _remarks(table: Table, collective: str | None) -> str:
     """Return `complete` with remarks on output that is still good enough."""
-    reduced, partial, compared, rows = (
-        table.facts.get("reduced"),
-        len(table.partial),
-        table.compared_rows(collective),
-        table.rows,
-    )
+    reduced, partial, rows = table.facts.get("reduced"), len(table.partial), table.rows
+    compared = table.compared_rows(collective)
     remarks = (
         (True, "complete"),
         (table.is_mixed, "the lines of several processes are mixed"),

@@ -15,8 +15,6 @@ from imagebuild.bench.logs import LogLine, parse_number
 from imagebuild.bench.models import Collective, Half, NcclRow
 from imagebuild.bench.patterns import DataFile
 
-# Lines other than rows
-
 COLLECTIVES = frozenset(get_args(Collective))
 _ALTERNATIVES = "|".join(sorted(COLLECTIVES, reverse=True))
 _DATA = DataFile(__file__, collectives=_ALTERNATIVES, types="|".join(TYPE_BYTES))

@@ -86,11 +86,6 @@ class Table:
         """Whether someone replaced lines by dots."""
         return "elision" in self.found
 
-    @property
-    def awaits_rows(self) -> bool:
-        """Whether the next line may be a row."""
-        return self.stage == _STAGES["row"] or (self.stage == 1 and "header" in self.found)
-
     def compared_rows(self, collective: str | None) -> int:
         """Return the number of rows whose data the program validated out of place and, if the program of this
         collective ever does so, in place."""
@@ -151,7 +146,8 @@ def tables_in_lines(lines: Iterable[LogLine]) -> list[Table]:
         kind, facts = read_facts(line.text)
         if not kind:
             row = read_row(line, tables[-1].labels if tables else ())
-            if row is None and tables and tables[-1].awaits_rows and ends_like_row(line.text):
+            awaits_row = tables and (tables[-1].stage == 2 or (tables[-1].stage == 1 and "header" in tables[-1].found))
+            if row is None and awaits_row and ends_like_row(line.text):
                 row = line.text.strip()
             if row is None:
                 continue
@@ -179,9 +175,8 @@ def tables_in_lines(lines: Iterable[LogLine]) -> list[Table]:
 def _mixed(tables: Iterable[Table]) -> list[Table]:
     """Return the tables of one process, or of lines without labels. Tables that are mixed become a single one.
 
-    The lines of a process were split where a table seems to begin. If a part begins in the middle of a table, such as
-    with a footer, it belongs to an earlier table that lacks a footer. Another table began in between, so several
-    processes printed these tables at the same time."""
+    If a part begins in the middle of a table, such as with a footer, it belongs to an earlier table that lacks a
+    footer. Another table began in between, so several processes printed these tables at the same time."""
     found: list[Table] = []
     for table in tables:
         found.append(table)

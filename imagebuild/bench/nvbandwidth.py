@@ -14,8 +14,6 @@ from imagebuild.bench.patterns import DataFile
 _DATA = DataFile(__file__)
 _RE = _DATA.patterns
 
-# Text output of a test: the name, the description of the matrix, the matrix, then the name again with the sum
-
 
 def parse_nvbandwidth_text(source: str, lines: Sequence[logs.LogLine]) -> logs.ParsedLines[BandwidthTest]:
     """Return the tests of nvbandwidth, and the lines that could not be read."""
@@ -157,9 +155,6 @@ _OTHER_SUM = "the cells of the matrix do not add up to the printed sum"
 def _is_other_sum(rows: Sequence[Sequence[float | None]], total: float | None) -> bool:
     """Return whether a printed sum differs from the sum of the cells."""
     return total is not None and abs(sum(cell or 0 for row in rows for cell in row) - total) > 0.01 * abs(total) + 0.1
-
-
-# JSON
 
 
 def parse_nvbandwidth_json(source: str, document: logs.JsonDocument) -> logs.Parsed[BandwidthTest] | None:

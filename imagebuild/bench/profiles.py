@@ -22,18 +22,13 @@ def _rate(value: Any) -> Any:
     """Convert a text such as `400 Gb/s` to GB/s."""
     if not isinstance(value, str):
         return value
-    match = _RATE.fullmatch(value.strip())
-    if not match:
+    if not (match := _RATE.fullmatch(value.strip())):
         raise ValueError("needs a number and a unit (GB/s or Gb/s)")
     return float(match[1]) / (8 if match[2] == "Gb/s" else 1)
 
 
-Rate = Annotated[
-    float,
-    BeforeValidator(_rate),
-    Field(gt=0),
-    WithJsonSchema({"type": "string", "pattern": "^[0-9]+([.][0-9]+)? ?(GB/s|Gb/s)$"}),
-]
+_RATE_SCHEMA = WithJsonSchema({"type": "string", "pattern": "^[0-9]+([.][0-9]+)? ?(GB/s|Gb/s)$"})
+Rate = Annotated[float, BeforeValidator(_rate), Field(gt=0), _RATE_SCHEMA]
 """Bandwidth in one direction, in bytes (`450 GB/s`) or bits (`400 Gb/s`). The model contains GB/s (10^9 bytes a
 second)."""
 Date = Annotated[str, Form("20[0-9]{2}-[0-9]{2}(-[0-9]{2})?", "a date as YYYY-MM or YYYY-MM-DD")]
@@ -243,10 +238,9 @@ def _complete_profile(
 
 
 def _with_shared_references(document: YamlFile[Profile], others: Iterable[YamlFile[Profile]]) -> YamlFile[Profile]:
-    """Return a profile with the references of profiles with the same links, because they hold for the links and not for
-    the name of the machine. References between NVLink domains and of NICs also need the same NICs.
-
-    Own references come first. If several other profiles have a reference with the same key, the lowest counts."""
+    """Return a profile with the references of profiles with the same links. References between NVLink domains and of
+    NICs also need the same NICs. Own references come first. Of other profiles' references with one key, the lowest
+    counts."""
     own = document.model
     known = {profile_key(reference) for reference in own.references}
     shared: dict[tuple[str, int, int, str | None], MeasuredSpeed] = {}

@@ -133,10 +133,9 @@ def _read_document(path: str, document: JsonDocument) -> Iterator[_Entry]:
 
 
 def _unprinted(entries: Iterable[_Entry], printed: ParsedLines[Run]) -> Iterator[_Entry]:
-    """Yield the entries without those JSON runs of nccl-tests that were also `printed` as text.
-
-    Text says more about a run, although JSON has more digits. Two runs are the same if everything but their figures
-    agrees. A JSON run stays if only one of the two forms is broken."""
+    """Yield the entries without those JSON runs of nccl-tests that were also `printed` as text, which says more. Two
+    runs are the same if everything but their figures agrees. A JSON run stays if only one of the two forms is
+    broken."""
 
     def shape(run: Run) -> tuple[object, ...]:
         rows = tuple((row.size_bytes, row.dtype, row.redop, row.root, len(row.halves)) for row in run.rows)
@@ -151,11 +150,10 @@ def _unprinted(entries: Iterable[_Entry], printed: ParsedLines[Run]) -> Iterator
 
 
 def _place_failures(entries: Sequence[_Entry], failures: Iterable[logs.Failure]) -> None:
-    """Give the verdict of each failure to the last result that began before it.
+    """Give the verdict of the first failure after each result to the result.
 
-    If there are several failures for a result, the first one is the cause. A failure before the first result counts for
-    that result, unless another program caused it: the program of the result began later, and a launcher reported the
-    failure or the result is `ok`."""
+    A failure before the first result counts for that result, unless another program caused it: the program of the
+    result began later, and a launcher reported the failure or the result is `ok`."""
     begins = [entry.line for entry in entries]
     causes: dict[int, logs.Failure] = {}
     for failure in failures if entries else ():

@@ -75,10 +75,7 @@ class _TableBuilder:
                 return f"the average bandwidth {where} is above the peak"
             if average and row.msg_rate is not None and row.size_bytes and scale:
                 low, high = ((row.msg_rate + error) * row.size_bytes / 1e3 for error in (-5.1e-7, 5.1e-7))
-                if (
-                    not (average - _DATA["half_digit"]) * scale <= high
-                    or not (average + _DATA["half_digit"]) * scale >= low
-                ):
+                if not (average - half) * scale <= high or not (average + half) * scale >= low:
                     return f"average bandwidth and message rate {where} do not fit each other"
             if mean and not times.get("min", 0) - 0.01 <= mean <= times.get("max", mean) + 0.01:
                 return f"the average latency {where} is not between the least and the largest"
@@ -101,9 +98,6 @@ class _TableBuilder:
             compared=self.compared, verdict=verdict, reason=reason, devices=tuple(dict.fromkeys(self.devices)),
             queue_pairs=parse_integer(self.about.get("pairs", "")), ports=1 + (self.about.get("dual") == "ON"),
         )  # fmt: skip
-
-
-# How tools print tables
 
 
 @dataclass(frozen=True)
@@ -231,9 +225,6 @@ class _TableReader:
         return {name: parse_number(word) for name, word in figures.items()} if is_whole else {}
 
 
-# The JSON of perftest, which has one row
-
-
 def parse_perftest_json(source: str, document: logs.JsonDocument) -> logs.Parsed[PerftestTable] | None:
     """Return the table in a JSON document; None if perftest did not write the document."""
     top = json_object(document.value)
@@ -256,9 +247,6 @@ def parse_perftest_json(source: str, document: logs.JsonDocument) -> logs.Parsed
     keys = {"pairs": "Number_of_qps", "dual": "Dual_port", "connection": "Connection_type"}
     table.about = {name: f"{about[key]}" for name, key in keys.items() if key in about}
     return [table.table(source)]
-
-
-# ucx_perftest: the server prints the name of the test, the client prints the figures (with `-f`, only results)
 
 
 def parse_ucx_text(source: str, lines: Sequence[LogLine]) -> ParsedLines[PerftestTable]:
@@ -307,9 +295,8 @@ def parse_ucx_text(source: str, lines: Sequence[LogLine]) -> ParsedLines[Perftes
 def _ucx_figures(words: Sequence[str]) -> dict[str, float | None]:
     """Return the overall figures of a result by name; empty if the row is incomplete.
 
-    A row has the iterations, three times, two bandwidths and two rates. With several threads, it has only the
-    iterations and the overall time, bandwidth and rate. The last number is the overall rate, which is the inverse of
-    the overall time. A lower number has lost digits."""
+    A row has the iterations, three times, two bandwidths and two rates; with several threads, only the iterations and
+    the overall figures. The rate is the inverse of the time. A lower number has lost digits."""
     if len(words) not in (8, 4) or not all(map(logs.is_table_value, words)) or "." in words[0] or "." in words[-1]:
         return {}
     numbers = [parse_number(word) for word in words]
@@ -318,9 +305,6 @@ def _ucx_figures(words: Sequence[str]) -> dict[str, float | None]:
         return {}
     typical = {"lat typical": numbers[1]} if len(words) == 8 else {}
     return {"lat average": time, **typical, "bw_average": bandwidth, "messages": rate}
-
-
-# all_reduce_bench.py: a Markdown table of payload, busbw and algbw, which it prints since 2024
 
 
 def parse_all_reduce_bench(source: str, lines: Sequence[LogLine]) -> ParsedLines[Run]:
@@ -345,9 +329,7 @@ def parse_all_reduce_bench(source: str, lines: Sequence[LogLine]) -> ParsedLines
             begin, run = runs[-1]
             update = {"rows": (*run.rows, row), "verdict": "ok", "reason": "complete; data were not validated"}
             runs[-1] = begin, run.model_copy(update=update)
-    return [(begin, _checked(run)) for begin, run in runs]
-
-
-def _checked(run: Run) -> Run:
-    reason = contradiction(run.rows, "all_reduce", has_times=False) if run.rows else ""
-    return run.model_copy(update={"verdict": "damaged", "reason": reason}) if reason else run
+    for place, (begin, run) in enumerate(runs):
+        if run.rows and (reason := contradiction(run.rows, "all_reduce", has_times=False)):
+            runs[place] = begin, run.model_copy(update={"verdict": "damaged", "reason": reason})
+    return [*runs]

@@ -55,18 +55,18 @@ def read_offer(
     The plan of the project is computed only if the job needs a plan, because a machine that only runs benchmarks may
     not have the modules that compute plans."""
     from imagebuild.core.files import read_text
-    from imagebuild.jobs.offer import Offer, planned_offer, published_offer, read_catalog, read_plan
+    from imagebuild.jobs.offer import CatalogFile, Offer, PlanFile, planned_offer, published_offer, read_images
 
     offer = Offer()
     if plan is not None:
         text = read_text(Path(plan))
-        offer = planned_offer(read_plan(text, plan), registry)
+        offer = planned_offer(read_images(PlanFile, text, plan), registry)
     elif not catalog and request.container != "none":
         if request.image is not None and not is_own_image(request.image, project, registry):
             return offer
-        offer = planned_offer(read_plan(project_plan(project, request.components), "-"), registry)
+        offer = planned_offer(read_images(PlanFile, project_plan(project, request.components), "-"), registry)
     if catalog:
-        offer = published_offer(read_catalog(read_text(catalog), str(catalog)), offer)
+        offer = published_offer(read_images(CatalogFile, read_text(catalog), str(catalog)), offer)
     return offer
 
 

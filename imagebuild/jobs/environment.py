@@ -75,12 +75,8 @@ def resolve_environment(
     known = layered_variables(sources, conditions, placeholders)
     chosen = _plugin_variables(facts, size, image, stack)
     lines = (line for source in sources for line in source.layer.expect)
-    return Environment(
-        stack=stack,
-        placeholders=placeholders,
-        variables=merge([*known, *chosen, *size.variables], size.container),
-        expected_lines=tuple(line for line in lines if matches(line.when, conditions)),
-    )
+    variables = merge([*known, *chosen, *size.variables], size.container)
+    return Environment(stack, placeholders, variables, tuple(li for li in lines if matches(li.when, conditions)))
 
 
 def _fact_sources(request: JobRequest, facts: JobFacts, size: Size, image: JobImage) -> list[FactSource]:
@@ -158,9 +154,6 @@ def merge(variables: Iterable[Variable], container: Container) -> tuple[Variable
                 advice = f"to replace the first value, write --param {name}:={variable.value}"
             raise ConfigError(f"{variable.where}: {name} has two values: {first}, and {second}; {advice}")
     return tuple(merged.values())
-
-
-# What NCCL reads
 
 
 def lint(variables: Iterable[Variable], known: NcclVariables) -> list[str]:

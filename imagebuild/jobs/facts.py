@@ -192,10 +192,8 @@ class Stack(FactLayer):
 
     def lacks_plugin(self, plugin: str, components: Collection[str]) -> bool:
         """Return whether an image with this stack and these components is known to lack a plug-in."""
-        component = self.optional_plugins.get(plugin)
-        return self.plugins is not None and (
-            plugin not in self.plugins or (component is not None and component not in components)
-        )
+        needed = {self.optional_plugins[plugin]} if plugin in self.optional_plugins else set()
+        return self.plugins is not None and not (plugin in self.plugins and needed <= {*components})
 
 
 class Fabric(FactLayer):
@@ -541,10 +539,8 @@ def load_facts(*folders: Path) -> JobFacts:
     for kind, model in KINDS.items():
         files = {PurePath(name).stem: load(name, model) for name in paths if PurePath(name).match(f"{kind}/*.yaml")}
         if not files:
-            where = str(folders[-1] / kind)
-            mistakes.add(
-                where, "this folder contains no *.yaml file; name a complete copy of the folder `jobs` with --facts"
-            )
+            problem = "this folder contains no *.yaml file; name a complete copy of the folder `jobs` with --facts"
+            mistakes.add(str(folders[-1] / kind), problem)
         kinds[kind] = {name: file for name, file in files.items() if file}
     node, nccl_variables = load("node.yaml", NodeFacts), load("nccl-params.json", NcclVariables)
     fabrics = kinds["fabrics"]
@@ -557,9 +553,8 @@ def load_facts(*folders: Path) -> JobFacts:
     for file in chain(filter(None, [node]), *(files.values() for files in kinds.values())):
         for loc in file.lines:
             if loc[-2:-1] == ("when",) and loc[-1] not in known:
-                mistakes.add(
-                    file.at(*loc), f"{dotted_key(loc)}: unknown name in a condition{suggestion(str(loc[-1]), known)}"
-                )
+                problem = f"unknown name in a condition{suggestion(str(loc[-1]), known)}"
+                mistakes.add(file.at(*loc), f"{dotted_key(loc)}: {problem}")
     mistakes.stop_if_any()
     assert node
     assert nccl_variables
@@ -572,14 +567,11 @@ def _check_volumes(cluster: YamlFile[Cluster], fabrics: Mapping[str, YamlFile[Fa
         pod, site = fabric.model.pod, cluster.model.fabrics.get(name, ClusterFabric()).pod
         taken = {"dshm", "/dev/shm", *(volume.name for sidecar in pod.sidecars for volume in sidecar.volumes)}  # noqa: S108
         taken |= {text for volume in pod.volumes for text in (volume.name, volume.mount)}
-        own: dict[Loc, Volume] = {
-            ("kubernetes", "volumes", i): v for i, v in enumerate(cluster.model.kubernetes.volumes)
-        }
+        volumes = cluster.model.kubernetes.volumes
+        own: dict[Loc, Volume] = {("kubernetes", "volumes", i): v for i, v in enumerate(volumes)}
         own |= {("fabrics", name, "pod", "volumes", i): v for i, v in enumerate(site.volumes)}
         for key, volume in own.items():
             if taken & {volume.name, volume.mount}:
-                mistakes.add(
-                    cluster.at(*key),
-                    f"{dotted_key(key)}: another volume of the pod has this name or path; change `name` or `mount`",
-                )
+                problem = "another volume of the pod has this name or path; change `name` or `mount`"
+                mistakes.add(cluster.at(*key), f"{dotted_key(key)}: {problem}")
             taken |= {volume.name, volume.mount}

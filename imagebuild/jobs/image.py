@@ -48,9 +48,8 @@ def resolve_image(request: JobRequest, profile: Profile, facts: JobFacts, size: 
         raise ConfigError(f"--nccl {request.nccl!r}: must be a version of NCCL such as 2.28.3")
     if size.container == "none":
         if request.image:
-            raise ConfigError(
-                "--image: with --container none, the job runs the programs of the nodes; remove one of the two options"
-            )
+            problem = "with --container none, the job runs the programs of the nodes; remove one of the two options"
+            raise ConfigError(f"--image: {problem}")
         image = JobImage("", "other", request.nccl, None)
     else:
         image = _image_to_pull(request, profile, facts, size, offer)
@@ -111,11 +110,8 @@ def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stac
             return image if reference == offered.id else replace(image, reference=reference)
     if full_reference(reference) != reference:
         near = nearest(reference, [offered.id for offered in offer.images])
-        what = (
-            f"did you mean {near!r}?"
-            if near
-            else f"write {full_reference(reference)} if you mean the image on Docker Hub"
-        )
+        hub = f"write {full_reference(reference)} if you mean the image on Docker Hub"
+        what = f"did you mean {near!r}?" if near else hub
         raise ConfigError(f"--image {reference}: has no registry, so nodes would ask Docker Hub for it; {what}")
     fits = (name for name, file in stacks.items() if any(fnmatchcase(reference, glob) for glob in file.model.images))
     tag = reference.rpartition("/")[2]
@@ -145,18 +141,14 @@ def newest_image(
         }
         return next((requirement for requirement, is_lacking in lacks.items() if is_lacking), "")
 
-    candidates = [
-        (image, stack)
-        for image in offer.images
-        if (stack := _stack_of(image, stacks)) and image.axes.get("variant") != "devel"
-    ]
+    runnable = [(image, _stack_of(image, stacks)) for image in offer.images if image.axes.get("variant") != "devel"]
+    candidates = [(image, stack) for image, stack in runnable if stack]
     fitting = [candidate for candidate in candidates if not lack(*candidate)]
     if not fitting:
         noun = "published image" if offer.is_published else "image of the plan"
         if not candidates:
-            raise ConfigError(
-                f"no {noun} contains nccl-tests; add it to the components of an image, or name one with --image"
-            )
+            remedy = "add it to the components of an image, or name one with --image"
+            raise ConfigError(f"no {noun} contains nccl-tests; {remedy}")
         lacks = Counter(lack(*candidate) for candidate in candidates)
         counted = ", ".join(f"{requirement} rules out {number}" for requirement, number in lacks.items())
         remedy = plugin_remedy(plugin, stacks) if any(repr(plugin) in requirement for requirement in lacks) else ""

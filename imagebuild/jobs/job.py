@@ -58,9 +58,8 @@ def _least_bandwidths(profile: Profile, size: Size, *, comparable: bool) -> Mapp
     The bandwidth is the value of `--param min-bw`, or else comes from the profile."""
     value, collectives = size.parameters.get("min-bw"), size.test.collectives
     if value and len(collectives) > 1:
-        raise ConfigError(
-            "--param min-bw: the collectives of this test reach different rates; choose a test with one collective"
-        )
+        problem = "the collectives of this test reach different rates; choose a test with one collective"
+        raise ConfigError(f"--param min-bw: {problem}")
     if value:
         return {collectives[0]: (value, "GB/s, by --param min-bw")}
     if not (comparable and size.test.max_bytes.endswith("G")):  # smaller messages measure latency

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import ClassVar, TypeVar
 
 from pydantic import ConfigDict, Field
 
@@ -35,6 +36,8 @@ class PlannedTarget(_Part):
 class PlanFile(_Part):
     """The JSON of `imagebuild plan --json`."""
 
+    option: ClassVar = "--plan"
+    problem: ClassVar = "not a plan; write one with `imagebuild plan --json FILE`, or name another file"
     targets: tuple[PlannedTarget, ...]
     provides: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Maps each component to the roles that it fulfils, such as `nccl-wheel` to `nccl`."""
@@ -75,9 +78,14 @@ class CatalogImage(_Part):
 class CatalogFile(_Part):
     """The file `images.json`, which `imagebuild catalog` writes."""
 
+    option: ClassVar = "--catalog"
+    problem: ClassVar = "not a list of images; name the images.json that `imagebuild catalog -o DIR` writes"
     images: tuple[CatalogImage, ...]
     gpu_architectures: dict[str, str] = Field(default_factory=dict)
     """Maps each compute capability, such as `90`, to the versions of CUDA that can compile for it."""
+
+
+F = TypeVar("F", PlanFile, CatalogFile)
 
 
 @dataclass(frozen=True)
@@ -153,22 +161,12 @@ def _arches(platforms: Collection[str]) -> tuple[Arch, ...]:
     return tuple(arch for arch in ARCHS if f"linux/{arch}" in platforms)
 
 
-def read_plan(text: str, name: str) -> PlanFile:
-    """Return the plan in a JSON text. Raises ConfigError, with the file's name, if the text is not a plan."""
+def read_images(model: type[F], text: str, name: str) -> F:
+    """Return the plan or the catalogue in a JSON text. Raises ConfigError, with the file's name, if it is neither."""
     try:
-        return read_written(PlanFile, text, name)
+        return read_written(model, text, name)
     except ResultError:
-        problem = "not a plan; write one with `imagebuild plan --json FILE`, or name another file"
-        raise ConfigError(f"--plan {name}: {problem}") from None
-
-
-def read_catalog(text: str, name: str) -> CatalogFile:
-    """Return the catalogue in a JSON text. Raises ConfigError, with the file's name, if the text is not a catalogue."""
-    try:
-        return read_written(CatalogFile, text, name)
-    except ResultError:
-        problem = "not a list of images; name the images.json that `imagebuild catalog -o DIR` writes"
-        raise ConfigError(f"--catalog {name}: {problem}") from None
+        raise ConfigError(f"{model.option} {name}: {model.problem}") from None
 
 
 def enroot_reference(reference: str) -> str:

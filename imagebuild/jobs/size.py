@@ -144,10 +144,8 @@ def resolve_size(request: JobRequest, profile: Profile, facts: JobFacts) -> Size
     minutes = test.minutes * rounds + (DATA["import_minutes"] if container == "pyxis" else 0)
     minutes = int(parameters.get("minutes") or minutes)
     if minutes * 2 < rounds:
-        least = -(-rounds // 2)
-        raise ConfigError(
-            f"--param minutes={minutes}: too few for {rounds} rounds of measurements; use {least} or more"
-        )
+        problem = f"too few for {rounds} rounds of measurements; use {-(-rounds // 2)} or more"
+        raise ConfigError(f"--param minutes={minutes}: {problem}")
     run_nodes = 2 if test.pairs else nodes
     gpus = request.gpus or profile.node.gpus
     if gpus > profile.node.gpus:
@@ -212,9 +210,8 @@ def _nodes_and_racks(request: JobRequest, profile: Profile, rack_nodes: int) -> 
         raise ConfigError("--nodes and --racks exclude each other; use only one")
     if domain == 1:
         if racks is not None:
-            raise ConfigError(
-                f"--racks {racks}: NVLink of {profile.name} connects only the GPUs of one node; use --nodes"
-            )
+            problem = f"NVLink of {profile.name} connects only the GPUs of one node; use --nodes"
+            raise ConfigError(f"--racks {racks}: {problem}")
         return nodes or DATA["default_nodes"], 1
     rack_nodes = min(rack_nodes or domain, domain)
     if nodes is None:
@@ -231,9 +228,8 @@ def _rounds(request: JobRequest, test: JobTest, nodes: int) -> int:
     if not test.pairs:
         return 1
     if nodes == 1:
-        raise ConfigError(
-            f"--test {request.test}: measures pairs of nodes, but this job has one node; set --nodes to 2 or more"
-        )
+        problem = "measures pairs of nodes, but this job has one node; set --nodes to 2 or more"
+        raise ConfigError(f"--test {request.test}: {problem}")
     return len(test.collectives) * (nodes - 1 + nodes % 2)
 
 

@@ -57,10 +57,8 @@ def _name(request: JobRequest, size: Size) -> str:
 
 def _slurm_options(size: Size) -> Mapping[str, str]:
     """Return the options of sbatch. `--param` has precedence over the settings of the nodes, then of the cluster."""
-    values = {
-        name: size.parameters.get(name) or getattr(size.node, name) or getattr(size.cluster.slurm, name)
-        for name in SlurmOptions.model_fields
-    }
+    given, slurm = size.parameters, size.cluster.slurm
+    values = {n: given.get(n) or getattr(size.node, n) or getattr(slurm, n) for n in SlurmOptions.model_fields}
     return {name: value for name, value in values.items() if value}
 
 
@@ -90,10 +88,8 @@ def _placement(request: JobRequest, size: Size, rack_names: tuple[str, ...]) -> 
         return "exclusive"
     problem = "an MPIJob has only one template for the workers of all racks; use jobset instead of mpijob, or"
     if of_scheduler.exclusive_racks:
-        problem = (
-            f"JobSet creates most pods of a rack only after the rack's first pod is placed, but {kube.gang} "
-            "places no pod before all pods exist;"
-        )
+        problem = "JobSet creates most pods of a rack only after the rack's first pod is placed"
+        problem += f", but {kube.gang} places no pod before all pods exist;"
     several = f"--racks {racks}" if request.racks else f"--nodes {size.nodes} on {racks} racks"
     ways = "name the racks with --param racks=NAME,NAME or let Kueue choose the racks (kubernetes.kueue-topology)"
     raise ConfigError(f"{several}: {problem} {ways}")
@@ -119,16 +115,13 @@ def _pod(request: JobRequest, size: Size, rack_names: tuple[str, ...], placehold
     select = {**size.node.select, **fabric.select, **site.select}
     if rack_names:
         select[size.cluster.rack_key] = rack_names
-    others = {
-        name: fill_placeholders(amount, placeholders, name)
-        for name, amount in sorted(amounts.items())
-        if name not in own
-    }
+    others = sorted(amounts.keys() - own.keys())
     annotations = {**kube.pod_annotations, **fabric.annotations, **site.annotations}
     annotations |= _network_annotations(fabric, site, int(placeholders["cards"]))
     # The pod is not validated again: the cpu of a node may be 500m, which is not valid in the facts of a fabric.
     return Pod.model_construct(
-        resources={name: amount for name, amount in own.items() if amount} | others,
+        resources={name: amount for name, amount in own.items() if amount}
+        | {name: fill_placeholders(amounts[name], placeholders, name) for name in others},
         annotations=dict(sorted(annotations.items())),
         select=dict(sorted(select.items())),
         volumes=(*fabric.volumes, *kube.volumes, *site.volumes),

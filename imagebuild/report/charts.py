@@ -73,9 +73,8 @@ def line_chart(id_: str, title: str, runs: Sequence[tuple[str, Run, SpeedClaim]]
         yaxis={"range": [low - 0.1, top + 0.2]},
     )
     notes = [f"{name}: {limit.what}" for name, limit in limits.items()]
-    return Drawing(
-        id_, title, {"data": traces, "layout": layout}, [_run_table(name, run) for name, run, _ in runs], notes
-    )
+    tables = [_run_table(name, run) for name, run, _ in runs]
+    return Drawing(id_, title, {"data": traces, "layout": layout}, tables, notes)
 
 
 def _trace(name: str, run: Run, number: int) -> dict[str, Any]:

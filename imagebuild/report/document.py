@@ -360,14 +360,12 @@ def gather_files(named: Iterable[Path]) -> tuple[Report, list[Path], set[Path]]:
     title = visible(first.resolve().name or str(first))
     written_by: list[ReportOrigin | VerifyResult] = [*(report.about for report in earlier), *verified.values()]
     about = ReportOrigin(
-        title=f"{title} and {len(more)} more" if more else title,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        imagebuild=__version__,
-        files=tuple(map(str, named)),
+        title=f"{title} and {len(more)} more" if more else title, imagebuild=__version__,
+        created=datetime.now(UTC).isoformat(timespec="seconds"), files=tuple(map(str, named)),
         profile=next((written.profile for written in written_by if written.profile), None),
         baseline=earlier[0].about.baseline if earlier else None,
         allowed=tuple(dict.fromkeys(kind for written in written_by for kind in written.allowed)),
-    )
+    )  # fmt: skip
     report = Report(
         **(dict(merged) | {"sources": (*merged.sources, *notes)}),
         about=about,
@@ -382,28 +380,22 @@ def gather_files(named: Iterable[Path]) -> tuple[Report, list[Path], set[Path]]:
 
 
 def _judged_checks(verification: VerifyResult) -> Iterator[tuple[Results, Sequence[Judgement]]]:
-    """Yield the benchmark results of checks, with the claims about them.
-
-    If a second check judges the speed, its claims are used. Raises ResultError if the number of claims is not the
-    number of results."""
+    """Yield the benchmark results of checks, with the claims of the check that judges their speed, if any.
+    Raises ResultError if the number of claims is not the number of results."""
     judged = {(check.component, check.check): check.judgements for check in verification.checks if check.judgements}
     for check in verification.checks:
         if check.results:
             own = judge_results(check.results)
             judgements = judged.get((check.component, f"{check.check}{SPEED}"), own)
             if len(judgements) != len(own):
-                raise ResultError(
-                    f"{check.component} {check.check}: the number of `judgements` does not match the number of results"
-                )
+                problem = "the number of `judgements` does not match the number of results"
+                raise ResultError(f"{check.component} {check.check}: {problem}")
             yield check.results, judgements
 
 
 def _lost_logs(sources: Iterable[Source]) -> list[str]:
-    """Return the files without a result that are probably logs of failed runs.
-
-    Such a file has the same name as a log except for numbers, or contains only errors and lies beside several logs.
-    Beside a single log, a file with errors may come from workers of the same job. An empty `job.err` beside `job.out`
-    does not count."""
+    """Return the files without a result that are probably logs of failed runs: they have the name of a log except for
+    numbers, or contain only errors and lie beside several logs. An empty `job.err` beside `job.out` does not count."""
 
     def kind(path: PurePath) -> str:
         return re.sub(r"\d+", "0", path.name.removesuffix(".gz"))
@@ -492,9 +484,6 @@ def best_value(result: Measurement) -> str:
     if value is None:
         return NONE
     return f"{format_number(value)} {unit or '(unit unknown)'}" + ("" if size is None else f" at {format_bytes(size)}")
-
-
-# Numbers and texts
 
 
 def format_bytes(size: int) -> str:

@@ -52,18 +52,10 @@ def report_html(report: Report, logs: Sequence[LogText] = (), log_count: int = 0
     )  # fmt: skip
 
 
-# Frames of pages
-
-
 def render_page(
-    template: str,
-    drawings: Sequence[Drawing] = (),
-    *,
-    package: str = "imagebuild.report",
-    program: str = "",
-    data: object = None,
-    **values: Any,
-) -> str:
+    template: str, drawings: Sequence[Drawing] = (), *, package: str = "imagebuild.report", program: str = "",
+    data: object = None, **values: Any,
+) -> str:  # fmt: skip
     """Return a page that includes all its styles, charts and scripts.
 
     `package` contains the template. `program` is the script of the page; it must be trusted. It reads `data`, and can
@@ -221,11 +213,8 @@ def _alike_checks(checks: Iterable[CheckResult]) -> list[list[CheckResult]]:
 def versions_of(report: Report) -> list[tuple[str, str, str]]:
     """Return the versions of tools, the GPUs, and facts about the hosts on which checks ran, each with its source."""
     about = report.about
-    facts = [
-        ("imagebuild", about.imagebuild, "this report"),
-        ("profile", about.profile, "--profile"),
-        ("baseline", about.baseline, "--baseline"),
-    ]
+    facts = [("imagebuild", about.imagebuild, "this report")]
+    facts += [(name, getattr(about, name), f"--{name}") for name in ("profile", "baseline")]
     measured: tuple[Run | BandwidthTest, ...] = (*report.runs, *report.tests)
     for result in measured:
         facts.append((result.tool, result.tool_version or "version not printed", result.source))

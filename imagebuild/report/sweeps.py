@@ -1,15 +1,8 @@
-"""Find slow hosts in a sweep: many runs of the same benchmark, each on another group of hosts. Pure.
+"""Find slow hosts in a sweep, by the rules in docs/report.md: many runs of the same benchmark, each on another group of
+hosts. Pure.
 
-The value of a run is the bandwidth by which the run is judged. The value of a host is the value of its best run,
-because a slow partner makes any run slow: only a slow host has no fast run. The centre is the median of the values of
-all hosts.
-
-* A run is slow if it is below (1 - LEAST) * centre.
-* A host is slow if its best run is slow and it took part in at least two different groups. In a sweep of single hosts,
-  each host is a group.
-* A group without a slow host is reported if at least one of its runs is slow.
-* A sweep is even if no run is slow, and the slowest run is at most EVEN below the fastest. Otherwise it is uneven. If
-  many hosts are slow, the centre is low too, and does not show which hosts are slow."""
+The value of a host is that of its best run, because a slow partner makes any run slow: only a slow host has no fast
+run. The centre is the median of the values of all hosts. If many hosts are slow, it does not show which."""
 
 from __future__ import annotations
 

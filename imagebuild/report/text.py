@@ -19,8 +19,6 @@ from imagebuild.report.document import CLAIMS, Assertion, Report, group_alike, o
 _DATA = data_of(__file__)
 _MOST = _DATA["most"]
 
-# Terminal
-
 
 def print_report(report: Report) -> None:
     """Print the report: results, problems, skipped assertions, unread lines, and the verdict.
@@ -65,9 +63,6 @@ def _mark(state: State) -> Text:
     return styled((_DATA["marks"][state], _DATA["colours"][state]))
 
 
-# Templates
-
-
 def template_of(name: str, package: str = __package__, **values: Any) -> jinja2.Template:
     """Return a template of `package` or of this package. `values` are its global variables.
     In HTML and XML, text is escaped. In all formats, control characters are replaced."""
@@ -86,9 +81,6 @@ def template_of(name: str, package: str = __package__, **values: Any) -> jinja2.
     return environment.get_template(name)
 
 
-# Markdown
-
-
 def report_markdown(report: Report) -> str:
     """Return the report as Markdown: verdict, problems, results, images, skipped assertions and unread lines."""
     template = template_of("report.md.j2", claims=CLAIMS, most=_MOST["lines"])
@@ -105,9 +97,6 @@ def markdown_cell(value: str) -> str:
     """Return the text on one line, without effect as Markdown: no markup, no mention (`@name`), no link."""
     escaped = re.sub(r"([\\`*{}\[\]<>|~#]|\b_|_\b|(?<!\w)_|_(?!\w))", r"\\\1", one_line(value).replace("&", "&amp;"))
     return escaped.replace("@", "@\u200b").replace("://", ":\u200b//")
-
-
-# JUnit
 
 
 def report_junit(report: Report) -> str:
