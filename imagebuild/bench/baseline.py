@@ -94,10 +94,8 @@ def _compare(new: Series, old: Series) -> SpeedClaim:
     is_slow = centre < -MEDIAN or changes[worst] < -POINT
     point, limit = (worst, POINT) if is_slow and centre >= -MEDIAN else (best, MEDIAN)
     where = f"{worst} bytes" if isinstance(worst, int) else f"row {worst[0]}, column {worst[1]}"
-    reason = (
-        f"median change {centre:+.1%} over {len(large or changes)} values (limit {-MEDIAN:+.0%}); "
-        f"worst change {changes[worst]:+.1%} at {where} (limit {-POINT:+.0%})"
-    )
+    reason = f"median change {centre:+.1%} over {len(large or changes)} values (limit {-MEDIAN:+.0%})"
+    reason += f"; worst change {changes[worst]:+.1%} at {where} (limit {-POINT:+.0%})"
     scattered = None if is_slow else next((series for series in (new, old) if series.spread > SPREAD), None)
     if scattered:
         whose = "" if scattered is new else " of the baseline"

@@ -173,10 +173,9 @@ def _not_joined(table: Table, ranks: int) -> str:
         return ""
     of = f" of {plural(ranks, 'rank')} each" if ranks else ""
     mixed = " and mixed their lines" if table.is_mixed else ""
-    return (
-        f"{table.printers} processes of one launch printed tables{of}{mixed}: the ranks were not joined; build "
-        "nccl-tests with `make MPI=1 MPI_HOME=FOLDER`, and start it with the mpirun of this MPI or `srun --mpi=pmix`"
-    )
+    remedy = "build nccl-tests with `make MPI=1 MPI_HOME=FOLDER`"
+    remedy += ", and start it with the mpirun of this MPI or `srun --mpi=pmix`"
+    return f"{table.printers} processes of one launch printed tables{of}{mixed}: the ranks were not joined; {remedy}"
 
 
 # The verdict: is the output complete, and do the figures fit each other?

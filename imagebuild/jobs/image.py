@@ -86,11 +86,10 @@ def _image_to_pull(request: JobRequest, profile: Profile, facts: JobFacts, size:
         arches = f"is for {', '.join(image.arches)}, but {profile.name} is {profile.node.cpu}"
         raise ConfigError(f"--image {image.reference}: {arches}; choose another image")
     if full_reference(image.reference) != image.reference:
-        raise ConfigError(
-            f"{image.reference}: the name contains no registry, so nodes cannot pull the image; set the registry with "
-            "--registry or with `registry` in the cluster's file, choose a published image with --catalog FILE, "
-            "or name an image with --image"
-        )
+        remedy = "set the registry with --registry or with `registry` in the cluster's file, choose a published image"
+        remedy += " with --catalog FILE, or name an image with --image"
+        problem = "the name contains no registry, so nodes cannot pull the image"
+        raise ConfigError(f"{image.reference}: {problem}; {remedy}")
     if image.components and "nccl-tests" not in image.components and "programs" not in size.parameters:
         remedy = "add nccl-tests to the image, or set the folder of the programs with --param programs=FOLDER"
         raise ConfigError(f"--image {image.reference}: does not contain nccl-tests, according to the plan; {remedy}")

@@ -63,15 +63,12 @@ def line_chart(id_: str, title: str, runs: Sequence[tuple[str, Run, SpeedClaim]]
     traces += lines
     values = [value for trace in traces for value in trace["y"]] or [1.0]
     # The axis covers at least a factor of ten, so that a flat line looks flat.
-    top = math.log10(max(values))
-    low = min(math.log10(min(values)), top - 1)
+    low, top = math.log10(min(values)), math.log10(max(values))
+    low = min(low, top - 1)
     first, last = min(sizes).bit_length() - 1, max(sizes).bit_length()
     marks = [1 << power for power in range(first, last + 1, -(-(last - first) // 8))]
-    layout = _styled(
-        styles["layout"],
-        xaxis={"tickvals": marks, "ticktext": [format_bytes(mark) for mark in marks]},
-        yaxis={"range": [low - 0.1, top + 0.2]},
-    )
+    ticks = {"tickvals": marks, "ticktext": [format_bytes(mark) for mark in marks]}
+    layout = _styled(styles["layout"], xaxis=ticks, yaxis={"range": [low - 0.1, top + 0.2]})
     notes = [f"{name}: {limit.what}" for name, limit in limits.items()]
     tables = [_run_table(name, run) for name, run, _ in runs]
     return Drawing(id_, title, {"data": traces, "layout": layout}, tables, notes)

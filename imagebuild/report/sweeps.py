@@ -97,10 +97,8 @@ class Sweep(Model):
         """Return by how much and how often an outlier (host or group) is slow, as text.
         The speed in the text is the speed of the best run, or of the slowest run if the best run is not slow."""
         slow = outlier.gb_s if outlier.gb_s < self.limit_gb_s else outlier.least_gb_s
-        return (
-            f"{slow:.4g} GB/s, {1 - slow / self.centre_gb_s:.0%} below the median of {self.scope}, {self.subject}; "
-            f"slow in {outlier.slow_runs} of its {outlier.runs} runs"
-        )
+        share, runs = 1 - slow / self.centre_gb_s, f"{outlier.slow_runs} of its {outlier.runs} runs"
+        return f"{slow:.4g} GB/s, {share:.0%} below the median of {self.scope}, {self.subject}; slow in {runs}"
 
 
 def host_label(hosts: tuple[str, ...]) -> str:
