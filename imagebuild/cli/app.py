@@ -8,7 +8,6 @@ import sys
 from functools import cache
 from importlib import import_module
 from io import TextIOWrapper
-from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import click
@@ -19,12 +18,13 @@ from imagebuild.core.errors import ImagebuildError
 
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {}
 """Maps each section of the help to its commands, and each command to its module in this package and its summary."""
-for line in Path(__file__).with_name("commands.txt").read_text(encoding="utf-8").splitlines():
-    if line.startswith(" "):
-        command, module, summary = line.split(maxsplit=2)
-        COMMANDS[[*COMMANDS][-1]][command] = module, summary
-    else:
-        COMMANDS[line] = {}
+with open(f"{__file__.rpartition(os.sep)[0]}/commands.txt", encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to import
+    for line in file.read().splitlines():
+        if line.startswith(" "):
+            command, module, summary = line.split(maxsplit=2)
+            COMMANDS[[*COMMANDS][-1]][command] = module, summary
+        else:
+            COMMANDS[line] = {}
 MODULES = {name: module for section in COMMANDS.values() for name, (module, _) in section.items()}
 EXAMPLES = """Examples:
 
