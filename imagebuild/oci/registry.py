@@ -32,6 +32,7 @@ from imagebuild.core.files import temporary_file
 from imagebuild.core.http import AGENT, PATIENCE, Client, Patience, TryAgain, describe_answer, errors_in, json_of
 from imagebuild.core.run import for_each
 from imagebuild.oci import layout
+from imagebuild.oci.layout import MOST_BYTES
 from imagebuild.oci.reference import api_address, is_loopback, parse_reference
 
 T = TypeVar("T")
@@ -370,7 +371,7 @@ class Repository:
     @retried
     def blob(self, digest: str) -> bytes:
         """Return the content of a small blob. Raises CommandError if the blob is larger than MOST_BYTES."""
-        return b"".join(self.chunks(digest, layout.MOST_BYTES))
+        return b"".join(self.chunks(digest, MOST_BYTES))
 
     @retried
     def fetch(self, blob: layout.Descriptor, path: Path) -> None:
