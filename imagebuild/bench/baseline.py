@@ -1,8 +1,7 @@
-"""Compare results with an earlier measurement, the baseline (`report --baseline OLD.json`), by the rules in
-docs/report.md. Pure.
+"""Compare results with an earlier measurement, the baseline (`report --baseline OLD.json`). Pure.
 
-The change at a size or cell is new value / old value - 1. The limits are choices: on a healthy machine, single runs
-deviated by 2 %, and single sizes by 5 %."""
+docs/report.md has the rules. The change at a size or cell is new value / old value - 1. The limits are choices: on a
+healthy machine, single runs deviated by 2 %, and single sizes by 5 %."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Find slow hosts in a sweep, by the rules in docs/report.md: many runs of the same benchmark, each on another group of
-hosts. Pure.
+"""Find slow hosts in a sweep: many runs of the same benchmark, each on another group of hosts. Pure.
 
-The value of a host is that of its best run, because a slow partner makes any run slow: only a slow host has no fast
-run. The centre is the median of the values of all hosts. If many hosts are slow, it does not show which."""
+docs/report.md has the rules. The value of a host is that of its best run, because a slow partner makes any run slow:
+only a slow host has no fast run. The centre is the median of the values of all hosts. If many hosts are slow, it does
+not show which."""
 
 from __future__ import annotations
 
