@@ -30,6 +30,7 @@ RuleName = Literal[
     "plan", "licenses", "environment", "user", "command", "size", "no-keys", "no-tokens", "no-backdoors", "no-site-ca",
     "no-leftovers", "not-world-writable", "setuid", "rootless", "base-kept", "for-every-user", "startable",
     "architecture", "closure", "symbol-versions", "one-provider", "no-stubs", "gpu-code",
+    "plugins", "executable-stack", "one-of-each", "wheels",
 ]  # fmt: skip
 """Names of the image checks, in the order in which they run."""
 

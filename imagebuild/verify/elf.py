@@ -7,17 +7,24 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
+from pathlib import Path
 from typing import IO, Any
 
+import yaml
 from elftools.common.exceptions import ELFError
+from elftools.elf.constants import P_FLAGS
 from elftools.elf.dynamic import DynamicSegment
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection
+from elftools.elf.sections import SymbolTableSection
 from elftools.elf.segments import InterpSegment
 
 from imagebuild.core.fields import CPUS
 from imagebuild.verify.files import Elf, GpuCode, Tree
 
+PATTERNS = yaml.safe_load(Path(__file__).with_name("patterns.yaml").read_text(encoding="utf-8"))
+"""What the rules search for: regular expressions for paths, kinds of paths, secrets, and parts of ELF files."""
 SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 """Names of the ELF sections with fat binaries, which contain GPU code: first of linked code, then of relocatable
 code."""
@@ -63,6 +70,26 @@ def gpu_code(file: IO[bytes], offset: int, size: int) -> frozenset[GpuCode]:
     return frozenset(parts)
 
 
+SYMBOL = struct.Struct("<IBBHQQ")
+"""An entry of a symbol table: offset of the name, kind, visibility, section, address, size."""
+WEAK = 2
+SYMBOLS = re.compile(PATTERNS["symbols"].encode())
+TEXTS = [
+    (re.compile(soname), re.compile(rf"(?<=\0)({text})(?=[\0\n])".encode()))
+    for soname, text in PATTERNS["texts"].items()
+]
+"""Pairs: pattern of a library's SONAME, and pattern of the texts that are kept."""
+
+
+def symbols(table: bytes, names: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the symbols that a file defines and those that it uses, if they match SYMBOLS."""
+    found: tuple[set[str], set[str]] = set(), set()
+    for start, kind, _, section, _, _ in SYMBOL.iter_unpack(table) if SYMBOLS.search(names) else ():
+        if SYMBOLS.match(names, start) and (section or kind >> 4 != WEAK):
+            found[section == 0].add(names[start : names.index(b"\0", start)].decode("ascii", "replace"))
+    return tuple(sorted(found[0])), tuple(sorted(found[1]))
+
+
 MAGIC = b"\x7fELF"
 VERSION_IS_WEAK = 2
 """Flag of a needed symbol version that the library may lack."""
@@ -89,14 +116,18 @@ def _read(file: IO[bytes]) -> Elf:
     file.seek(18)
     (machine,) = struct.unpack("<H" if elf.little_endian else ">H", file.read(2))
     lists: dict[str, list[str]] = {name: [] for name in TAGS.values()}
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {"executable_stack": True}  # the default of glibc for files without PT_GNU_STACK
     for segment in elf.iter_segments():
         if isinstance(segment, InterpSegment):
             values["interpreter"] = segment.get_interp_name()
+        elif segment["p_type"] == "PT_GNU_STACK":
+            values["executable_stack"] = bool(segment["p_flags"] & P_FLAGS.PF_X)
         for tag in segment.iter_tags() if isinstance(segment, DynamicSegment) else ():
             if name := TAGS.get(tag.entry.d_tag):
                 text = getattr(tag, name)
                 lists[name] += text.split(":") if name.endswith("path") else [text]
+    soname = next(iter(lists.pop("soname")), None)
+    wanted = next((pattern for name, pattern in TEXTS if soname and name.match(soname)), None)
     gpu: set[GpuCode] = set()
     # Images are for 64-bit little-endian machines. Nothing more is needed about files for other machines.
     for section in elf.iter_sections() if loadable and elf.elfclass == 64 and elf.little_endian else ():
@@ -108,9 +139,13 @@ def _read(file: IO[bytes]) -> Elf:
         elif isinstance(section, GNUVerDefSection):
             # The first version in this section is the name of the file itself.
             values["offers"] = tuple(next(iter(names)).name for _, names in section.iter_versions())
+        elif isinstance(section, SymbolTableSection) and section["sh_type"] == "SHT_DYNSYM":
+            values["defines"], values["uses"] = symbols(section.data(), section.stringtable.data())
+        elif section.name == ".rodata" and wanted:
+            values["texts"] = tuple(sorted({text.decode() for text in wanted.findall(b"\0" + section.data())}))
         elif section.name in SECTIONS and section["sh_type"] != "SHT_NOBITS":
             gpu |= gpu_code(file, section["sh_offset"], section["sh_size"])
-    values |= {"soname": next(iter(lists.pop("soname")), None)} | {name: tuple(texts) for name, texts in lists.items()}
+    values |= {"soname": soname} | {name: tuple(texts) for name, texts in lists.items()}
     return Elf(machine, loadable, **values, gpu=tuple(sorted(gpu, key=lambda part: (part.kind, part.capability))))
 
 
@@ -130,6 +165,8 @@ class Closure:
 
     libraries: dict[str, str | None] = field(default_factory=dict)
     """Maps each needed name to the library's path, or to None if the library is not found."""
+    files: list[str] = field(default_factory=list)
+    """All loaded files, without symlinks in their paths."""
     missing: list[tuple[str, str]] = field(default_factory=list)
     """Pairs: path of a file that needs a library, and the library's name, which was not found."""
     versions: list[tuple[str, str, str]] = field(default_factory=list)
@@ -161,6 +198,7 @@ class Loader:
     def __init__(self, tree: Tree, env: Mapping[str, str]) -> None:
         self._tree = tree
         self._library_path = [part for part in env.get("LD_LIBRARY_PATH", "").split(":") if part]
+        self._preload = env.get("LD_PRELOAD", "")
         self._found: dict[tuple[str, int], str | None] = {}
 
     def folders(self, machine: int) -> list[str]:
@@ -184,30 +222,41 @@ class Loader:
             return {}
         return paths
 
-    def closure(self, path: str) -> Closure:
-        """Return the libraries that are loaded for a program or library."""
+    def closure(self, path: str, *opened: str) -> Closure:
+        """Return the libraries that are loaded for a program or library, and then for the files that it opens."""
         result = Closure()
         # For a program, symlinks are followed before `$ORIGIN` is set; for a library, they are not.
-        root = self._loaded(path, self._tree.resolve(path) or path)
-        loaded = {root.path: root}
-        sonames = {root.elf.soname or root.path: root}
-        queue = [root]
-        for current in queue:
-            for name in current.elf.needed:
-                if name in result.libraries or name in sonames:
-                    continue
-                library = self._search(name, current)
-                result.libraries[name] = library
-                if library is None:
-                    result.missing.append((current.path, name))
-                    continue
-                real = self._tree.resolve(library) or library
+        first = [self._loaded(path, self._tree.resolve(path) or path)]
+        preloads = self.preloads if first[0].elf.interpreter else ()
+        preloaded = [self.find(name, first[0].elf.machine) for name in preloads]
+        first += [self._loaded(name, name) for name in preloaded if name]
+        loaded: dict[str, _LoadedFile] = {}
+        sonames: dict[str, _LoadedFile] = {}
+        queue: list[_LoadedFile] = []
+        for roots in (first, *([self._loaded(name, name)] for name in opened)):
+            began = len(queue)
+            for root in roots:
+                real = self._tree.resolve(root.path) or root.path
                 if real not in loaded:
-                    loaded[real] = self._loaded(library, library, current.rpath)
-                    queue.append(loaded[real])
-                sonames[name] = loaded[real]
-                if soname := loaded[real].elf.soname:
-                    sonames.setdefault(soname, loaded[real])
+                    queue.append(loaded.setdefault(real, root))
+                    sonames.setdefault(root.elf.soname or root.path, root)
+            for current in islice(queue, began, None):
+                for name in current.elf.needed:
+                    if name in result.libraries or name in sonames:
+                        continue
+                    library = self._search(name, current)
+                    result.libraries[name] = library
+                    if library is None:
+                        result.missing.append((current.path, name))
+                        continue
+                    real = self._tree.resolve(library) or library
+                    if real not in loaded:
+                        loaded[real] = self._loaded(library, library, current.rpath)
+                        queue.append(loaded[real])
+                    sonames[name] = loaded[real]
+                    if soname := loaded[real].elf.soname:
+                        sonames.setdefault(soname, loaded[real])
+        result.files += loaded
         for file in queue:
             for name, versions in file.elf.wants:
                 # glibc only warns if a library defines no symbol versions at all.
@@ -215,6 +264,18 @@ class Loader:
                     lacking = (version for version in versions if version not in definer.elf.offers)
                     result.versions += [(file.path, definer.path, version) for version in lacking]
         return result
+
+    @cached_property
+    def preloads(self) -> list[str]:
+        """The names in LD_PRELOAD and /etc/ld.so.preload. The loader loads these libraries into every program."""
+        entry = self._tree.find("etc/ld.so.preload")
+        text = re.sub(rb"#.*", b"", (entry and entry.text) or b"").decode("utf-8", "replace")
+        return re.split(r"[\s:]+", f"{self._preload} {text}".strip()) if self._preload or text else []
+
+    def find(self, name: str, machine: int, by: str | None = None) -> str | None:
+        """Return the path of the library that `dlopen(name)` opens in the file `by`; None if there is none."""
+        opener = self._loaded(by, by) if by else _LoadedFile("", Elf(machine, loadable=True), "/")
+        return self._search(name, opener)
 
     def _loaded(self, path: str, place: str, loader_rpath: tuple[str, ...] = ()) -> _LoadedFile:
         entry = self._tree.find(path)

@@ -46,6 +46,14 @@ class Elf:
     """Pairs of a library's name and the symbol versions that this file needs from the library."""
     offers: tuple[str, ...] = ()
     """Symbol versions that this file defines."""
+    defines: tuple[str, ...] = ()
+    """The symbols in this file that match `symbols` in patterns.yaml."""
+    uses: tuple[str, ...] = ()
+    """Symbols of this kind that other files must define."""
+    texts: tuple[str, ...] = ()
+    """Texts in the file that match `texts` in patterns.yaml, such as the names under which it opens other files."""
+    executable_stack: bool = False
+    """Whether the file needs an executable stack."""
     gpu: tuple[GpuCode, ...] = ()
 
 

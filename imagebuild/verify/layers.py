@@ -13,10 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import IO, Any, cast
-
-import yaml
 
 from imagebuild.core.console import doing
 from imagebuild.core.errors import ResultError
@@ -24,6 +21,7 @@ from imagebuild.oci.image import PlatformImage
 from imagebuild.oci.layout import KEPT_SIZE, Blob, Layout, layer_members
 from imagebuild.oci.tar import member_path
 from imagebuild.verify import elf
+from imagebuild.verify.elf import PATTERNS
 from imagebuild.verify.facts import FactCache
 from imagebuild.verify.files import FileEntry, Layer
 
@@ -32,8 +30,6 @@ OVERLAP = 16 << 10
 certificate is missed. Secrets and certificates are shorter than this."""
 FEWEST_DIFFERENT = 8
 """Minimum number of different characters in a real token. Tokens in examples usually repeat one letter."""
-PATTERNS = yaml.safe_load(Path(__file__).with_name("patterns.yaml").read_text(encoding="utf-8"))
-"""Regular expressions for forbidden paths, kinds of paths and secrets."""
 PEM = re.compile(rb"-----BEGIN CERTIFICATE-----\s+([A-Za-z0-9+/=\s]{64,}?)-----END CERTIFICATE-----")
 SECRETS = [
     (s["kind"], [t.encode() for t in s["texts"]], re.compile(s["pattern"].encode())) for s in PATTERNS["secrets"]

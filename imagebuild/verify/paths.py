@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 
 from imagebuild.core.fields import SYSTEM_PATH
-from imagebuild.verify.elf import MACHINES
+from imagebuild.verify.elf import MACHINES, PATTERNS
 from imagebuild.verify.files import FileEntry, Finding, Tree
 from imagebuild.verify.inspection import Inspection
-from imagebuild.verify.layers import PATTERNS, is_a
+from imagebuild.verify.layers import is_a
 
 USUAL = SYSTEM_PATH.split(":")
 """Folders of the default PATH, which need not exist."""

@@ -25,13 +25,15 @@ from imagebuild.render.image import image_labels
 from imagebuild.render.resolve import gpu_capabilities, resolve_recipe
 from imagebuild.verify import layers
 from imagebuild.verify.checks import IMAGE
-from imagebuild.verify.elf import DRIVER
+from imagebuild.verify.elf import DRIVER, PATTERNS
 from imagebuild.verify.facts import hash_of_readers
 from imagebuild.verify.files import Elf, FileEntry, Finding
 from imagebuild.verify.inspection import Inspection, NotApplicable, merged
-from imagebuild.verify.layers import PATTERNS, is_a, read_layers
+from imagebuild.verify.layers import is_a, read_layers
 from imagebuild.verify.paths import base_kept, command, environment, for_every_user, startable
+from imagebuild.verify.runtime import executable_stack, loaded_with, one_of_each, opened_files, plugins
 from imagebuild.verify.subject import ImageFinder, room_explained
+from imagebuild.verify.wheels import wheels
 
 DEVICES = {190: "CUDA", 224: "AMD GPU", 247: "BPF"}
 """ELF machine numbers of devices that are not CPUs. Programs load files for these devices as data."""
@@ -51,21 +53,25 @@ def closure(inspection: Inspection) -> Iterator[Finding]:
     """The loader finds every library that programs and libraries need, except those of the NVIDIA driver.
 
     A missing library is only a note if a program can load the library before it loads the file. This is possible if the
-    image contains the library, no program is linked to the file, and the loader does not search the file's folder."""
+    image contains the library, no program is linked to the file, and the loader does not search the file's folder.
+    For plug-ins, providers and modules, the libraries that load them are known."""
     tree, folders = inspection.tree, set(inspection.loader.folders(inspection.machine))
     provided = {elf.soname or path.rpartition("/")[2]: path for path, elf in inspection.objects.items()}
     programs = [loaded for elf, loaded in inspection.closures if elf.interpreter]
     used = {path for loaded in programs for path in loaded.libraries.values()}
     needed = {pair for loaded in programs for pair in loaded.missing}
+    opened = {file.path: file for file in opened_files(inspection)}
+    needed |= {pair for file in opened.values() for pair in loaded_with(inspection, file).missing}
     for who, name in dict.fromkeys(pair for _, loaded in inspection.closures for pair in loaded.missing):
         if DRIVER.search(name):
             continue
+        loss = f"; {opened[who].loss}" if who in opened else ""
         where = "which the image lacks"
         if name in provided:
             where = f"which the loader does not find, although /{provided[name]} provides it"
         on_path = tree.resolve(who.rpartition("/")[0]) in folders and who not in used
         if (who, name) in needed or name not in provided or on_path:
-            yield Finding(f"/{who}", f"needs {name}, {where}")
+            yield Finding(f"/{who}", f"needs {name}, {where}{loss}")
         else:
             yield Finding(f"/{who}", f"needs {name}, {where}; the program must load {name} first", note=True)
 
@@ -399,7 +405,7 @@ NotApplicable if it cannot judge the image."""
 RULES: tuple[ImageRule, ...] = (
     plan, licenses, environment, user, command, size, no_keys, no_tokens, no_backdoors, no_site_ca, no_leftovers,
     not_world_writable, setuid, rootless, base_kept, for_every_user, startable, architecture, closure, symbol_versions,
-    one_provider, no_stubs, gpu_code,
+    one_provider, no_stubs, gpu_code, plugins, executable_stack, one_of_each, wheels,
 )  # fmt: skip
 INCLUDING_BASE = (no_keys, no_tokens)
 """Rules that also report findings in the base image as faults."""
@@ -435,7 +441,8 @@ def declared_waivers(project: Project, image: str, components: Iterable[str]) ->
 @cache
 def hash_of_rules() -> str:
     """Return the hash of the code and patterns that read and judge an image's files."""
-    own = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("rules.py", "inspection.py", "paths.py"))
+    names = ("rules.py", "inspection.py", "paths.py", "runtime.py", "wheels.py")
+    own = b"".join(Path(__file__).with_name(name).read_bytes() for name in names)
     return hashlib.sha256(own + hash_of_readers().encode()).hexdigest()
 
 

@@ -118,8 +118,8 @@ def layout(root: Path, *layers: Files, platform: str = "linux/amd64", **settings
 
 
 NEEDED, STRTAB, STRSZ, SONAME, RPATH, RUNPATH = 1, 5, 10, 14, 15, 29
-INTERP, DYNAMIC, LOAD = 3, 2, 1
-SECTIONS = {".dynstr": 3, ".dynamic": 6, ".nv_fatbin": 1, ".shstrtab": 3}
+INTERP, DYNAMIC, LOAD, STACK = 3, 2, 1, 0x6474E551
+SECTIONS = {".dynstr": 3, ".dynamic": 6, ".nv_fatbin": 1, ".dynsym": 11, ".rodata": 1, ".shstrtab": 3}
 """Maps each section to its type."""
 REAL = {path.name: path.read_bytes() for path in (Path(__file__).parents[1] / "data/elf").glob("*.so")}
 """Libraries by a real linker, with symbol versions."""
@@ -134,19 +134,28 @@ def elf(
     runpath: str = "",
     interpreter: str = "",
     fatbin: bytes = b"",
+    defines: Sequence[str] = (),
+    uses: Sequence[str] = (),
+    texts: Sequence[str] = (),
+    executable_stack: bool = False,
 ) -> bytes:
     """Return a 64-bit library, or a program if there is an interpreter."""
-    texts = [*((NEEDED, name) for name in needed), (SONAME, soname), (RPATH, rpath), (RUNPATH, runpath)]
+    values = [*((NEEDED, name) for name in needed), (SONAME, soname), (RPATH, rpath), (RUNPATH, runpath)]
     strings, tags = b"\0", list[tuple[int, int]]()
-    for tag, text in texts:
+    for tag, text in values:
         if text:
             tags.append((tag, len(strings)))
             strings += text.encode() + b"\0"
+    symbols = bytes(24)
+    for name in (*defines, *uses):
+        symbols += struct.pack("<IBBHQQ", len(strings), 0x11, 0, name in defines, 0, 8)
+        strings += name.encode() + b"\0"
     names = b"\0" + "".join(f"{name}\0" for name in SECTIONS).encode()
     # The size of the dynamic segment is known before its tags say where the strings are.
     parts = {".dynstr": strings, ".dynamic": bytes(16 * (len(tags) + 3)), ".interp": interpreter.encode() + b"\0"}
-    parts |= {".nv_fatbin": fatbin, ".shstrtab": names}
-    places, end = dict[str, int](), 64 + 3 * 56
+    rodata = "".join(f"{text}\0" for text in texts).encode()
+    parts |= {".nv_fatbin": fatbin, ".dynsym": symbols, ".rodata": rodata, ".shstrtab": names}
+    places, end = dict[str, int](), 64 + 4 * 56
     for name, data in parts.items():
         places[name] = end
         end += len(data) + -len(data) % 8
@@ -154,17 +163,18 @@ def elf(
     parts[".dynamic"] = b"".join(struct.pack("<QQ", *tag) for tag in tags)
     sections = [bytes(64)]
     for name, kind in SECTIONS.items():
-        at, size, entry = places[name], len(parts[name]), 16 * (name == ".dynamic")
+        at, size, entry = places[name], len(parts[name]), {".dynamic": 16, ".dynsym": 24}.get(name, 0)
         number = names.index(f"{name}\0".encode())
         sections.append(struct.pack("<IIQQQQIIQQ", number, kind, 2, at, at, size, 1, 0, 8, entry))
     segments = [(LOAD, 0, end), *((kind, places[name], len(parts[name])) for kind, name in (
         (DYNAMIC, ".dynamic"), (INTERP if interpreter else 0, ".interp"),
     ))]  # fmt: skip
     header = struct.pack(
-        "<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 3, machine, 1, 0, 64, end, 0, 64, 56, 3, 64, len(sections),
+        "<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 3, machine, 1, 0, 64, end, 0, 64, 56, 4, 64, len(sections),
         len(sections) - 1,
     )  # fmt: skip
     programs = b"".join(struct.pack("<IIQQQQQQ", kind, 4, at, at, at, size, size, 8) for kind, at, size in segments)
+    programs += struct.pack("<IIQQQQQQ", STACK, 6 + executable_stack, 0, 0, 0, 0, 0, 16)
     return header + programs + b"".join(data + bytes(-len(data) % 8) for data in parts.values()) + b"".join(sections)
 
 

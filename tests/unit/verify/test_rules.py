@@ -354,6 +354,7 @@ def test_many_findings_are_counted(case: Case) -> None:
 
 def test_every_rule_has_a_test_that_it_finds_a_fault() -> None:
     tested = {rule for rule, _, _ in FILE_FAULTS.values()} | {row["rule"] for row in OTHER_FAULTS} | {"size"}
+    tested |= {row["rule"] for row in data("processes") if row.get("says")}
     assert tested == set(IMAGE_CHECKS) - {"readable"}
     waiver = json.loads((ROOT / "schemas/matrix.json").read_text())["$defs"]["CheckWaiver"]
     assert waiver["properties"]["rule"]["enum"] == list(IMAGE_CHECKS)[1:]

@@ -1,0 +1,38 @@
+"""The rules about processes find what a library would not open, and what a process would load twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagebuild.project.plan import make_plan
+from imagebuild.verify.rules import RULES, read_images, rule_name
+from imagebuild.verify.subject import ImageFinder
+from tests.conftest import Files, data
+from tests.unit.image_files import elf, layout, symlink
+
+ROWS = [row for row in data("processes") if row["rule"] != "wheels"]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["case"])
+def test_what_is_found_and_loaded(tmp_path: Path, tiny: Files, row: dict[str, Any]) -> None:
+    found = [str(finding) for finding in findings(tmp_path, tiny, row) if not finding.note]
+    assert len(found) == len(row.get("says", ()))
+    assert all(part in text for part, text in zip(row.get("says", ()), found, strict=True))
+
+
+def findings(root: Path, tiny: Files, row: dict[str, Any]) -> list[Any]:
+    """Return what the rule finds in the image of a row."""
+    files = {
+        path: value.encode() if isinstance(value, str) else symlink(value["to"]) if "to" in value else elf(**value)
+        for path, value in row.get("files", {}).items()
+    }
+    env = [f"{name}={value}" for name, value in row.get("env", {}).items()]
+    layout(root / "image", {"opt/x": b"", **files}, Env=env)
+    project = tiny.load()
+    (rule,) = [rule for rule in RULES if rule_name(rule) == row["rule"]]
+    with ImageFinder().find(str(root / "image")) as image:
+        (inspection,) = read_images(image, project, make_plan(project))
+        return list(rule(inspection))
