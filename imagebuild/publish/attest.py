@@ -19,20 +19,8 @@ from imagebuild.oci.layout import Descriptor, digest_of
 from imagebuild.oci.reference import ImageReference
 from imagebuild.oci.registry import Registry, Repository
 from imagebuild.project.records import ScanResult
+from imagebuild.publish import evidence
 from imagebuild.publish.decide import unproven
-from imagebuild.publish.evidence import (
-    MAX_SCAN_DAYS,
-    PREDICATES,
-    NewAttachment,
-    Publication,
-    about,
-    attachment_of,
-    mismatch,
-    publication_of,
-    read_attached,
-    scan_problem,
-    tag_problem,
-)
 from imagebuild.publish.provenance import Provenance
 from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.publish.signatures import SIGNER_OPTIONS, Signer
@@ -93,7 +81,7 @@ class AttestResult(Model):
 
 def verify_attachments(
     reference: ImageReference, registry: Registry, required: Collection[str], trust: Signer | None = None,
-    scan_days: int = MAX_SCAN_DAYS,
+    scan_days: int = evidence.MAX_SCAN_DAYS,
 ) -> AttestResult:  # fmt: skip
     """Judge every attachment of an image, and return the outcomes. A required kind that is missing is an outcome, too.
 
@@ -104,7 +92,7 @@ def verify_attachments(
     attachment is not detected. A tag is resolved to a digest only once, so all outcomes are about the same image.
     Raises ConfigError if the image does not exist or `required` is not valid, CommandError if the registry fails, and
     ResultError if `reference` does not name an image."""
-    known = (*PREDICATES, attestation.SIGNATURE)
+    known = (*evidence.PREDICATES, attestation.SIGNATURE)
     if unknown := [kind for kind in required if kind not in known]:
         raise ConfigError(f"--require {unknown[0]}: unknown kind; use one of {', '.join(known)}")
     if attestation.SIGNATURE in required and not trust:
@@ -113,29 +101,24 @@ def verify_attachments(
     place, index = registry.at(reference.repository), str(found.digest)
     platforms = {platform: str(found.image(platform).digest) for platform in sorted(found.platforms)}
     top = place.manifest(index)
-    stated = publication_of(top) or Publication(names=())
+    stated = evidence.publication_of(top) or evidence.Publication(names=())
     asked = {*required, *stated.attachments, *([attestation.SIGNATURE, TAG] if trust else [])}
     findings = []
-    if not reference.digest:
-        moved = tag_problem(reference, top)
-        outcome: Outcome = "passed" if not moved else "failed" if trust else "skipped"
-        detail = moved or "the index states this tag"
-        findings.append(
-            AttestFinding(
-                subject=INDEX, digest=index, kind=TAG, outcome=outcome, detail=detail, required=outcome != "skipped"
-            )
-        )
     for name, digest in {**({} if index in platforms.values() else {INDEX: index}), **platforms}.items():
         members = platforms if name == INDEX else {name: digest}
         needed = stated.checks.get(name, ())
         judged = list(_judge_attached(place, digest, members, index, trust, scan_days=scan_days, needed=needed))
+        if digest == index and not reference.digest:
+            moved = evidence.tag_problem(reference, top)
+            outcome: Outcome = "passed" if not moved else "failed" if trust else "skipped"
+            judged.append((TAG, outcome, moved or "the index states this tag", None))
         if trust:
             problem = trust.image_problem(reference.at(digest))
             signed = problem or "signed by the named key or identity"
             judged.append((attestation.SIGNATURE, "failed" if problem else "passed", signed, None))
         none = f"the registry contains no attachment of this kind{' with a trusted signature' if trust else ''}"
         counted = {kind for kind, outcome, *_ in judged if outcome != "skipped"}
-        absent = [kind for kind in PREDICATES if kind not in counted and name != INDEX]
+        absent = [kind for kind in evidence.PREDICATES if kind not in counted and name != INDEX]
         judged += [(kind, "missing" if kind in asked else "skipped", none, None) for kind in absent]
         findings += [
             AttestFinding(
@@ -161,7 +144,7 @@ def _judge_attached(
     newest: dict[tuple[str, str], str] = {}
     scans: dict[str, tuple[tuple[str, str], str]] = {}
     lacking = dict.fromkeys(needed)
-    for attached in read_attached(place, digest, trust):
+    for attached in evidence.read_attached(place, digest, trust):
         item, value = attached.item, attached.value
         if value:
             verdicts = [judge_predicate(value, m, platform, index, scan_days) for platform, m in members.items()]
@@ -177,7 +160,7 @@ def _judge_attached(
                     is_image = check.component == IMAGE
                     if (check.outcome == "passed" and not doubt) or (check.outcome != "failed" and is_image):
                         lacking.pop(check.name, None)
-        elif attached.distrust and item.kind in PREDICATES:
+        elif attached.distrust and item.kind in evidence.PREDICATES:
             reasons = filter(None, (attached.distrust, attached.problem))
             yield item.kind, "skipped", f"not trusted: {'; '.join(reasons)}", item.digest
         elif attached.problem:
@@ -195,13 +178,13 @@ def _judge_attached(
 
 
 def judge_predicate(
-    value: BaseModel, digest: str, platform: str, index: str, scan_days: int = MAX_SCAN_DAYS
+    value: BaseModel, digest: str, platform: str, index: str, scan_days: int = evidence.MAX_SCAN_DAYS
 ) -> tuple[Outcome, str]:
     """Return the outcome for a predicate (the content of an attestation), and the details as text.
     The outcome is `broken` if the predicate is not about the image of the platform, `failed` if the predicate reports a
     failure, otherwise `passed`. Anybody may have written the predicate. `index` is the digest of the index that lists
     the image. If there is no index, `index` is the digest of the image."""
-    if other := mismatch(value, digest, platform, (index,)):
+    if other := evidence.mismatch(value, digest, platform, (index,)):
         return "broken", other
     failure, summary = "", ""
     match value:
@@ -222,7 +205,7 @@ def judge_predicate(
             summary, failure = f"{count} results", "" if count else "nothing was measured"
         case ScanResult():
             summary = f"{value.scanner}, {len(value.findings)} findings, {value.started[:10]}"
-            failure = scan_problem(value, scan_days)
+            failure = evidence.scan_problem(value, scan_days)
     return ("failed", f"{failure}; {summary}") if failure else ("passed", summary)
 
 
@@ -239,16 +222,16 @@ def add_attachment(
     if not reference.digest:
         remedy = f"name the image by its digest, which is {index} now"
         raise ConfigError(f"{reference}: is a tag, and a tag may move; {remedy}")
-    value, document = read_written(PREDICATES[kind], content, str(file)), json.loads(content)
+    value, document = read_written(evidence.PREDICATES[kind], content, str(file)), json.loads(content)
     # A file that names neither an image nor a platform is about the platform that the user named.
-    names = found.platforms if platform is None and any(about(value)) else (platform,)
-    wanted: list[tuple[Descriptor, list[NewAttachment]]] = []
+    names = found.platforms if platform is None and any(evidence.about(value)) else (platform,)
+    wanted: list[tuple[Descriptor, list[evidence.NewAttachment]]] = []
     problem = ""
     for image in map(found.image, names):
-        if other := mismatch(value, image.digest, image.platform, (index,)):
+        if other := evidence.mismatch(value, image.digest, image.platform, (index,)):
             problem = f"{file}: cannot be attached to {image.digest}: the file {other}"
             continue
-        new = attachment_of(value, document, image.digest, image.platform)
+        new = evidence.attachment_of(value, document, image.digest, image.platform)
         manifests = map(place.manifest, dict.fromkeys((image.digest, index)))
         wanted += [(manifest.descriptor, [new]) for manifest in manifests]
     if not wanted:
@@ -258,8 +241,8 @@ def add_attachment(
 
 
 def missing_attachments(
-    place: Repository, wanted: Iterable[tuple[Descriptor, Sequence[NewAttachment]]], signer: Signer | None
-) -> list[tuple[Descriptor, NewAttachment]]:
+    place: Repository, wanted: Iterable[tuple[Descriptor, Sequence[evidence.NewAttachment]]], signer: Signer | None
+) -> list[tuple[Descriptor, evidence.NewAttachment]]:
     """Return the wanted attachments that do not exist yet, each with the image or index that lacks the attachment.
     If `signer` is set, an attachment counts as existing only if this signer signed the attachment, because everybody
     who may push can attach files."""
@@ -268,7 +251,7 @@ def missing_attachments(
         # If the same image is built again, a second provenance is not needed: only the times would differ.
         return kind, "" if kind == "provenance" else content
 
-    missing: list[tuple[Descriptor, NewAttachment]] = []
+    missing: list[tuple[Descriptor, evidence.NewAttachment]] = []
     for subject, attachments in wanted:
         listed = [
             (identity(attestation.kind_of(item), item.annotations.get(attestation.PREDICATE_DIGEST, "")), item)
@@ -291,7 +274,7 @@ def missing_attachments(
     return missing
 
 
-def attach(place: Repository, subject: Descriptor, new: NewAttachment, signer: Signer | None = None) -> str:
+def attach(place: Repository, subject: Descriptor, new: evidence.NewAttachment, signer: Signer | None = None) -> str:
     """Attach a predicate (the content of an attestation) to an image or index. Return the digest of the attachment.
     If `signer` is set, the signer signs the predicate first. Raises CommandError if the registry or the signer fails.
     """
