@@ -52,6 +52,7 @@ def read_offer(
     project: options.ProjectFiles, request: JobRequest, registry: str | None, plan: str | None, catalog: Path | None
 ) -> Offer:
     """Return the images among which a job can choose, from the files of --plan and --catalog, or from the project.
+
     The plan of the project is computed only if the job needs a plan, because a machine that only runs benchmarks may
     not have the modules that compute plans."""
     from imagebuild.core.files import read_text

@@ -114,6 +114,7 @@ def command(group: click.Group | None = None, name: str = "") -> Callable[[Callb
 
 def _parameter(name: str, hint: Any, row: Mapping[str, Any]) -> click.Parameter:
     """Return an option, or an argument, from the annotation of a parameter and a row of a YAML file.
+
     `names`: the words of the option, if they differ from the name of the parameter. `type`: arguments of the class in
     TYPES. `choices`: allowed values, if they are no Literal. `complete`: argument of `names_of`. Other keys are
     arguments of `click.Option` or `click.Argument`."""
@@ -139,6 +140,7 @@ def _parameter(name: str, hint: Any, row: Mapping[str, Any]) -> click.Parameter:
 
 def names_of(kind: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
     """Return a function that completes names in a shell.
+
     `kind` is `targets`, `components` or a folder of YAML files such as `jobs/clusters`. The names are those
     of the project in the current folder, or of the project that IMAGEBUILD_PROJECT names."""
 
@@ -325,6 +327,7 @@ class SignOptions(TrustOptions):
 
 def data_folders(given: Path | None, kind: str, project: Path | None = None) -> tuple[Path, ...]:
     """Return the folder that an option names, or else the default folders of a kind, such as `profiles`.
+
     These are the folders of imagebuild, of the projects that the project extends, and of the project. If two folders
     have a file with the same name, the file in the last folder is used. The project is read only if it extends
     another one. Raises ConfigError that lists the mistakes in the project."""

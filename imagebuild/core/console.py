@@ -90,6 +90,7 @@ def styled(*parts: Part) -> Text:
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[Part]], *, whole: Collection[str] = ()) -> None:
     """Print a table.
+
     In a terminal, the first column and the columns in `whole` are never wrapped, because people copy their values.
     Other cells wrap between words. If the terminal is too narrow, the last columns are left out. In a file or a pipe,
     no line is wrapped."""
@@ -175,6 +176,7 @@ heartbeat = Heartbeat()
 @contextmanager
 def doing(text: str, quiet_s: float = 0.0) -> Iterator[Activity]:
     """Yield a new task.
+
     `heartbeat` prints messages about the task until the context ends, but not in the first `quiet_s` seconds. The
     caller may change the `detail` of the task."""
     activity = Activity(text, quiet_s=quiet_s)
@@ -187,6 +189,7 @@ def doing(text: str, quiet_s: float = 0.0) -> Iterator[Activity]:
 
 class Progress:
     """Progress display of items that several threads process: one line for each finished item, then the running items.
+
     A terminal redraws the running items. In a log, or with `live=False`, `heartbeat` prints messages about the running
     items instead."""
 
@@ -255,6 +258,7 @@ def _one_line(seconds: str, text: str, style: str) -> Text:
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table without a newline at its end.
+
     The cells may contain Markdown. Only characters that would end a cell are changed: a backslash is put before each
     `|` that has none, and newlines become spaces."""
 

@@ -58,6 +58,7 @@ def expired_since(release: Release, now: datetime) -> str | None:
 
 def package_indexes(release: Release, folder: str = "") -> tuple[tuple[str, str, str], ...]:
     """Return the path, name and sha256 of each package index that a Release file lists, the smallest file first.
+
     `folder` is the folder of a component, such as `main/binary-amd64/`. `folder` is empty for a flat repository. If the
     server also has the file under its hash, this path comes first, because it cannot change between two requests."""
     listed = {posixpath.normpath(file["name"]): file["SHA256"] for file in release.get("SHA256", ())}
@@ -72,6 +73,7 @@ def package_indexes(release: Release, folder: str = "") -> tuple[tuple[str, str,
 
 def verified_index(path: str, name: str, wanted: str, content: bytes) -> str:
     """Return the decompressed text of a package index. `name` says how it is compressed.
+
     Raises CommandError if the Release file lists another sha256 for the index, and ResultError if the index cannot be
     decompressed."""
     digest = hashlib.sha256(content).hexdigest()
@@ -172,6 +174,7 @@ def installed_packages(status: str) -> tuple[Package, ...]:
 
 def package_versions(packages: Iterable[Package], architecture: str) -> dict[str, str]:
     """Return the version of each installed package.
+
     Maps names to versions. If the architecture of a package is not the architecture of the image, its name is
     `name:architecture`."""
     own = {"", "all", architecture}
@@ -240,6 +243,7 @@ def apt_sources() -> tuple[AptSource, ...]:
 
 def sources_for_release(sources: Iterable[AptSource], codename_from: str, codename_to: str) -> tuple[AptSource, ...]:
     """Return the sources of the distribution's own archive for another release, without backports.
+
     A third-party archive may also use the name of a release as a suite (`bookworm main`). Such an archive is left out:
     it is signed by another key than the suites -updates and -security, and not by apt's default key."""
     translated = {codename_from + part: codename_to + part for part in ("", "-updates", "-security")}
@@ -251,6 +255,7 @@ def sources_for_release(sources: Iterable[AptSource], codename_from: str, codena
 
 def as_oneline(sources: Iterable[AptSource]) -> str:
     """Return apt sources as the text of a `*.list` file.
+
     Such a file can name a keyring, but cannot contain a key. If `signed_by` is a key, apt uses its default keyring
     instead."""
     lines = []

@@ -196,6 +196,7 @@ def full_reference(reference: str) -> str:
 @lru_cache(maxsize=4096)
 def satisfies(value: str, wanted: str) -> bool:
     """Return whether `value` equals `wanted`, or satisfies it as a version specifier.
+
     `13.0` satisfies `>=13,<13.4`. A value that is not a version does not satisfy any specifier.
     Raises ValueError if `wanted` begins like a specifier but is not one."""
     if not wanted.startswith(OPERATORS):

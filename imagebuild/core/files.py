@@ -35,6 +35,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file, and create its folder if it is missing.
+
     A regular file, or the target of a symlink, is replaced atomically and keeps its mode. The content is appended to a
     device, a FIFO or an open file descriptor such as /dev/stdout. Raises ConfigError if the file cannot be written."""
     try:
@@ -75,6 +76,7 @@ def temporary_file(folder: Path) -> Iterator[Path]:
 
 def open_file(path: Path, limit: int = LARGEST_STREAM) -> BinaryIO:
     """Open a regular file to read it, or read an open stream, such as `-` (the standard input), into memory.
+
     Another FIFO or a device could block or never end. Raises ConfigError for them and if a stream is larger than
     `limit` bytes, and OSError if the file cannot be read."""
     is_stream = _STREAM.fullmatch(str(path))

@@ -164,6 +164,7 @@ class Client:
 
     def retried(self, what: str, attempt: Callable[[], T]) -> T:
         """Call `attempt` until it returns, and return its result.
+
         TryAgain causes another attempt after a pause, until `Patience.seconds` have passed. Then Unreachable is raised.
         A nested call of `retried` makes one attempt only: the outer call repeats it."""
         thread = threading.get_ident()
@@ -202,6 +203,7 @@ class Client:
         **options: Any,
     ) -> requests.Response:  # fmt: skip
         """Send a request, and return the answer, which may be an error such as 404.
+
         `what` names the request in messages. With `stream`, the content of a successful answer is not read yet. The
         login is sent only to the host in `url`, not to a host that this host redirects to. Raises TryAgain for a
         temporary error and CommandError for a permanent one."""
@@ -242,6 +244,7 @@ class Client:
 
     def chunks(self, answer: requests.Response, what: str, limit: int) -> Iterator[bytes]:
         """Yield the bytes of an answer as they arrive, without decompression.
+
         Raises TryAgain if the connection breaks before the end of the answer, and CommandError if the answer is larger
         than `limit` bytes."""
         done = 0
@@ -300,6 +303,7 @@ def login_for(url: str, netrc_file: Path | None) -> tuple[str, str] | None:
 
 class Downloads:
     """A downloader of files that several threads may use.
+
     Its methods raise Absent if the server does not have the file, Unreachable if the file cannot be fetched, and
     CommandError if the server sends a web page instead."""
 

@@ -81,6 +81,7 @@ class Finished:
 
 class OutputReader(threading.Thread):
     """A thread that reads the output of a program.
+
     It keeps the end of the output, writes the whole output to a log, and calls `each` with each piece (a line without
     its newline). The thread ends when the output ends, or when an exception is raised. The thread stores the exception
     as `error`. At its end, the thread calls `close`."""
@@ -124,6 +125,7 @@ def start_program(
     errors: int = STDOUT, survives: bool = False,
 ) -> subprocess.Popen[bytes]:  # fmt: skip
     """Start a program in its own session, with `env` added to its environment.
+
     Unless `survives`, the program gets SIGTERM when the thread that started it ends, even by SIGKILL. The next
     imagebuild kills children of the program that are left. Raises CommandError if the program cannot be started."""
     marked = {**(env or {}), VARIABLE: None if survives else owner()}
@@ -150,6 +152,7 @@ def execute(
     log: Path | None = None, each_line: Callable[[str], object] = str, polite: int = signal.SIGTERM,
 ) -> Finished:  # fmt: skip
     """Run a program, and return its exit status and the end of its output.
+
     The program runs in its own session: Ctrl-C reaches only imagebuild, which then ends the program. `env` is added to
     its environment. When this function returns or raises, the program and its process group have ended: by the signal
     `polite`, or by SIGKILL after KILL_S. Raises CommandError if the program cannot be started or the log cannot be
@@ -229,6 +232,7 @@ def end_program(process: subprocess.Popen[bytes], polite: int = signal.SIGTERM) 
 
 def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> str:
     """Run a program, and return its standard output as text.
+
     Raises CommandError if the program is missing, fails, prints more than MOST_OUTPUT or takes longer than `timeout`
     seconds (default: see TIMEOUTS_S); the message contains the last lines of its output, without secrets. Ctrl-C is
     passed on to the program as one SIGINT, and KeyboardInterrupt is raised after the program has ended, so that apt can
@@ -333,6 +337,7 @@ class Stoppable(Protocol):
 
 def for_each(function: Callable[[T], R], items: Iterable[T], *work: Stoppable, jobs: int = WORKERS) -> list[R]:
     """Call a function for each item in parallel threads, and return the results in the order of the items.
+
     After an error, no further item is started, and the error is raised when the running calls have ended. After Ctrl-C,
     the objects in `work` are told to stop, and the calls have PATIENCE_S to end. The threads are daemons, so that a
     server that never answers cannot keep the process alive."""

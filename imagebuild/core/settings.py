@@ -130,6 +130,7 @@ def pip_conf_text(index: str, login: tuple[str, str] | None = None) -> str:
 
 def ca_bundle(given: Path | None, environ: Mapping[str, str]) -> Path | None:
     """Return the file of CA certificates for downloads.
+
     The first one that is set is used: `given`, then the environment variables in CA_VARIABLES. Default: the file of
     this machine, or None if it has no such file. Raises ConfigError if the file does not contain certificates."""
     named = (("--ca", given), *((f"{name}:", environ.get(name)) for name in CA_VARIABLES))

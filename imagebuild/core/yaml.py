@@ -158,6 +158,7 @@ class _Reader:
 
 def _problems(error: ValidationError, data: Any, model: type[BaseModel]) -> Iterator[tuple[Loc, str]]:
     """Yield the path of each wrong value in the file, and a message that says what is wrong.
+
     Each path appears once. If a list or a mapping contains wrong values, no message says that the list or mapping
     itself has the wrong type."""
     details: dict[Loc, list[Any]] = {}

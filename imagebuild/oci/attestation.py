@@ -99,6 +99,7 @@ def kind_of(referrer: Descriptor) -> str:
 
 def list_attestations(place: Repository, subject: str) -> tuple[Descriptor, ...]:
     """Return the attachments of a manifest, sorted by the creation date in their annotations, the newest first.
+
     An unsigned statement is left out if a bundle contains it too. If the list of the registry lacks the type or the
     annotations of an attachment, the manifest of this attachment is read. Raises CommandError if the registry cannot
     list the attachments."""

@@ -114,6 +114,7 @@ def engine_flaw(engine: Endpoint, run: RunProgram = run_program) -> str | None:
 
 def find_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program) -> Endpoint:
     """Return the first usable engine of: DOCKER_HOST, the current docker context, the private engine.
+
     If DOCKER_HOST is set, the other engines are not tried. Raises CommandError if there is no usable engine. The
     message lists the engines that were tried and says what to do."""
     try:
@@ -187,6 +188,7 @@ def inspect_image(client: DockerClient, image: str) -> ImageInfo:
 
 def remove_patiently(remove: Callable[[], object], within_s: float = 60) -> None:
     """Call `remove`, which removes a container or network, and repeat the call while the engine refuses.
+
     An object that does not exist is not an error. An engine refuses to remove a container that is still stopping, or
     the network of such a container. Raises CommandError if the engine still refuses after `within_s` seconds."""
     from docker.errors import APIError, DockerException, NotFound
@@ -272,6 +274,7 @@ def sleeping_container(client: DockerClient, image: str, **options: Any) -> Iter
 
 def exec_output(client: APIClient, process: str) -> Iterator[bytes]:
     """Start a prepared exec process in a container, and yield its output until it ends. Raises errors of the SDK.
+
     The SDK's own `exec_start` sometimes loses early output: `exec_start` reads from the socket, but the HTTP client may
     have buffered output together with the header of the reply. So this function reads the reply through the HTTP
     client."""

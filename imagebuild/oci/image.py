@@ -124,6 +124,7 @@ class FoundImage:
 
     def image(self, platform: str | None) -> PlatformImage:
         """Return the image for a platform.
+
         Default: the only platform. Raises ConfigError if there is no image for the platform, or if there are several
         images and no platform is chosen."""
         has = ", ".join(self.platforms)
@@ -150,6 +151,7 @@ def image_of(
     place: Repository | Layout, manifest: Manifest, name: str = "", folder: Path = Path(), platform: str | None = None
 ) -> PlatformImage:
     """Return the image that a manifest describes.
+
     Its layers will be fetched to `folder`. `platform` is the platform under which an index lists the manifest. Raises
     ResultError if the manifest does not describe an image, or if an engine would refuse the image."""
     with _explained(name or f"{place}@{manifest.digest}"):
@@ -183,6 +185,7 @@ def _explained(name: str) -> Iterator[None]:
 
 def images_in(source: Path | Iterable[bytes], folder: Path) -> tuple[PlatformImage, ...]:
     """Return the images in a folder, an archive or the output of `docker save`: one image for each platform.
+
     An archive is unpacked in `folder`. Raises ConfigError if the source is not an image, and ResultError if the image
     cannot be read."""
     path = source if isinstance(source, Path) else folder
@@ -250,6 +253,7 @@ def image_in_engine(name: str, image: str, folder: Path) -> FoundImage | None:
 
 def image_in_registry(name: str, reference: ImageReference, registry: Registry, folder: Path) -> FoundImage:
     """Return an image in a registry. Its layers will be fetched to `folder`.
+
     Raises ConfigError if the image does not exist, CommandError if the registry refuses the request, and ResultError if
     the answer is not an image."""
     place = registry.at(reference.repository)

@@ -171,6 +171,7 @@ def encode_json(document: Mapping[str, Any]) -> bytes:
 
 def platform_of(document: Mapping[str, Any]) -> str:
     """Return the platform in a configuration or a descriptor, such as `linux/amd64` or `linux/arm/v6`.
+
     The usual variant of an architecture is left out, as engines treat it as no variant. A part is `unknown` if it is
     missing or not a word, such as `--pull`."""
     os, architecture = (str(document.get(key) or "unknown").lower() for key in ("os", "architecture"))
@@ -271,6 +272,7 @@ class Blob:
 @contextmanager
 def layer_members(blob: Blob) -> Iterator[Iterator[tuple[Archive, Member, str]]]:
     """Open a layer, and yield an iterator over its members.
+
     The iterator yields the archive (to read the content), the member and its path in the image, in the order of the
     archive. Raises ResultError, also during the iteration, if the layer cannot be read, or if the stored or the
     decompressed bytes have another digest."""
@@ -414,6 +416,7 @@ class Layout:
 
 def unpack(archive: Path | Iterable[bytes], folder: Path) -> Layout:
     """Unpack an archive with a layout, or the stream of `docker save`. Other files in the archive are ignored.
+
     Raises ConfigError if the archive does not contain a layout, and ResultError if the archive cannot be read or
     unpacked."""
     try:

@@ -72,6 +72,7 @@ def _error_codes(answer: requests.Response) -> set[str]:
 
 def stored_credentials(host: str) -> Mapping[str, str]:
     """Return the credentials that `docker login` has stored for a registry.
+
     They are `username` and `password`, or `identitytoken`, from docker's configuration or its credential helper. An
     empty mapping if no credentials are stored. Raises CommandError if the credential helper fails."""
     from docker import auth  # noqa: PLC0415 - slow to import
@@ -149,6 +150,7 @@ class Registry:
 
     def _log_in(self, refusal: requests.Response, scopes: tuple[str, ...]) -> str:
         """Log in after a refused request, and return the `Authorization` header.
+
         Empty if the registry asks for an unknown kind of login, or for a password that `docker login` has not stored.
         Raises CommandError if the registry does not issue a token, or asks for the password over an insecure
         connection."""
@@ -301,6 +303,7 @@ class Repository:
     @retried
     def put_manifest(self, manifest: layout.Manifest, tag: str = "") -> str:
         """Store a manifest by its digest or by a tag, unless it is stored already.
+
         Return the digest that the registry has stored. If this is not the digest of the manifest, another client has
         moved the tag in the meantime."""
         reference = tag or manifest.digest
@@ -477,6 +480,7 @@ class Repository:
 
 def copy_image(digest: str, source: Repository | layout.Layout, target: Repository | layout.Layout) -> Counter[str]:
     """Copy an image or an index with all its images to another place, with the same digest.
+
     Existing blobs are not copied. Blobs are mounted if possible, and otherwise streamed through this machine. Return
     the number of `manifests` and `blobs` that were sent, their `bytes`, and the number of `mounted` blobs. Raises
     CommandError if the source does not have the image or a registry fails, and ResultError if a layout is incomplete.

@@ -34,6 +34,7 @@ OF_STAGE = (
 
 def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
     """Read the matrix, components and lock of a folder. A missing lock file counts as an empty lock.
+
     `extending` lists the folders of the projects that extend this project. Raises ConfigError with all mistakes in the
     files."""
     mistakes = Mistakes()

@@ -104,6 +104,7 @@ class Unpacked(Model):
 
     def environment(self, facts: Mapping[Arch, TreeFacts]) -> tuple[dict[str, str], tuple[str, ...]]:
         """Return the variables that an image takes from the archive, and a note for each difference from the script.
+
         `facts` describes the archive of each architecture of the image. Raises ConfigError if the archives of two
         architectures set a variable differently."""
         taken: dict[str, dict[str, str]] = {}
@@ -180,6 +181,7 @@ def common_environment(
     by_arch: Mapping[str, Mapping[str, str]], notes: Iterable[str] = ()
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the variables for all architectures, and `notes` with an added note for each folder that is left out.
+
     A list of folders keeps the folders that all architectures have. Raises ConfigError if another variable has
     different values for two architectures."""
     result, lines = {}, list(notes)

@@ -355,6 +355,7 @@ def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes
 
 def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
     """Return the targets that fit the selectors: globs of ids, names of images, and `axis=value`.
+
     A target must fit one of the globs or names, and every `axis=value`. Without selectors, return all targets. Raises
     NothingSelected if no target fits, with the reason if a rule excludes the targets, and ConfigError if the options
     `--with` and `--without` make a selected target impossible."""

@@ -153,6 +153,7 @@ class Project:
 
     def template(self, name: str) -> Path:
         """Return the path of a template.
+
         `name` is `components/COMPONENT/FILE`, or the name of a shared file. The first folder in `roots` that contains
         the shared file is used."""
         if name.startswith("components/"):
@@ -175,6 +176,7 @@ class Project:
 
     def provider(self, wanted: str, present: Collection[str], preferred: Mapping[str, str] | None = None) -> str | None:
         """Return the component that fulfils a requirement. Return None if no component does.
+
         The first of these is returned: the component in `preferred`, a component in `present`, the component that has
         the name `wanted`."""
         if preferred and wanted in preferred:

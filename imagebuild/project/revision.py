@@ -15,6 +15,7 @@ from imagebuild.project.load import MATRIX
 @contextmanager
 def files_at_revision(reference: str, folder: Path, run: RunProgram = run_program) -> Iterator[Path]:
     """Yield a folder with another state of the project: a copy in a folder, or a git revision.
+
     For a revision, the whole tree with its submodules is checked out until the `with` block ends. Mistakes in files of
     the revision are shown as `REF:file:line`. Raises ConfigError if `reference` is neither a folder nor a revision."""
     copy = Path(reference)
@@ -68,6 +69,7 @@ def origin_of_build(folder: Path, environ: Mapping[str, str], run: RunProgram = 
 
 def current_revision(folder: Path, run: RunProgram = run_program) -> str | None:
     """Return the commit of a project, with `-dirty` if tracked files changed or inputs of builds are not tracked.
+
     Return None if the project is not in a git repository, if git ignores the project's files (as for an installed
     project), or if git does not run."""
     if not (top := git.work_tree_of(folder)):

@@ -136,6 +136,7 @@ def _judge_attached(
     scan_days: int, needed: Iterable[str],
 ) -> Iterator[tuple[str, Outcome, str, str | None]]:  # fmt: skip
     """Yield the kind, outcome, detail and digest of each attachment of a manifest.
+
     `digest` is the digest of the manifest. `members` maps platforms to the digests of the images that an attachment may
     be about: all images if the manifest is an index, otherwise only the image itself. `needed` are the checks that
     verifications must have passed."""
@@ -181,6 +182,7 @@ def judge_predicate(
     value: BaseModel, digest: str, platform: str, index: str, scan_days: int = evidence.MAX_SCAN_DAYS
 ) -> tuple[Outcome, str]:
     """Return the outcome for a predicate (the content of an attestation), and the details as text.
+
     The outcome is `broken` if the predicate is not about the image of the platform, `failed` if the predicate reports a
     failure, otherwise `passed`. Anybody may have written the predicate. `index` is the digest of the index that lists
     the image. If there is no index, `index` is the digest of the image."""
@@ -214,6 +216,7 @@ def add_attachment(
     platform: str | None = None, signer: Signer | None = None,
 ) -> tuple[str, ...]:  # fmt: skip
     """Attach a file to each image that the file is about, and return the digests of the new attachments.
+
     If `reference` names an index, the file is also attached to the index. If `signer` is set, the signer signs the
     attachments. Raises ConfigError if `reference` is not a digest or the file is about another image. Raises
     ResultError if the content of the file is not of the kind `kind`."""
@@ -244,6 +247,7 @@ def missing_attachments(
     place: Repository, wanted: Iterable[tuple[Descriptor, Sequence[evidence.NewAttachment]]], signer: Signer | None
 ) -> list[tuple[Descriptor, evidence.NewAttachment]]:
     """Return the wanted attachments that do not exist yet, each with the image or index that lacks the attachment.
+
     If `signer` is set, an attachment counts as existing only if this signer signed the attachment, because everybody
     who may push can attach files."""
 
@@ -276,6 +280,7 @@ def missing_attachments(
 
 def attach(place: Repository, subject: Descriptor, new: evidence.NewAttachment, signer: Signer | None = None) -> str:
     """Attach a predicate (the content of an attestation) to an image or index. Return the digest of the attachment.
+
     If `signer` is set, the signer signs the predicate first. Raises CommandError if the registry or the signer fails.
     """
     name = place.name.rpartition("/")[2]

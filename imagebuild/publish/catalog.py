@@ -63,6 +63,7 @@ class CatalogReader:
 
     def read(self, now: datetime) -> records.Catalog:
         """Read all published images from the registries, and return the catalogue.
+
         `now` is the time that the catalogue states. Raises ConfigError if a tag in the plan does not name a registry,
         CommandError if a registry cannot be read at all."""
         problems: list[str] = []
@@ -210,6 +211,7 @@ def checks_summary(result: VerifyResult) -> records.Checks:
 
 def replace_table(name: str, text: str, table: str) -> str:
     """Return a text in which the table between the two markers is replaced with a new table.
+
     `name` is the name of the file. Raises ConfigError unless the text contains each marker once, `BEGIN` before `END`.
     """
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):

@@ -34,6 +34,7 @@ DIRTY = "-dirty"
 @dataclass(frozen=True)
 class PublishRule:
     """A check that applies to a target.
+
     The image must pass the check before publishing if `always` is true or `publish.require` in the matrix names the
     check."""
 
@@ -62,6 +63,7 @@ class Choice:
 
 def choose_image(target: Target, platform: Platform, evidence: Evidence, staging: str) -> Choice:
     """Choose the image to publish for a platform from the build results of a target.
+
     Return the digest of the image, and the builds that made the image. Return a reason instead in these cases: no build
     was pushed; a build was pushed to another repository than `staging`; a step of a build failed; or the build results
     name different digests, because nothing shows which digest is right."""
@@ -119,6 +121,7 @@ def objections(
     target: Target, choice: Choice, evidence: Evidence, policy: Publish, rules: Sequence[PublishRule]
 ) -> list[str]:
     """Return every reason why the chosen image may not be published.
+
     The list is empty if the image may be published. `evidence` contains only results about this image. `policy` is
     `publish` in the matrix. `rules` are the checks that apply to the target."""
     if choice.image is None:
@@ -144,6 +147,7 @@ def failures(value: BaseModel) -> list[tuple[str, str]]:
 
 def stray_failures(target: Target, evidence: Evidence, judged: Collection[Path], digests: Set[str]) -> Iterator[str]:
     """Yield a message for each failed result that concerns a target although no image of the target is its subject.
+
     `judged` are the files about the images of the target. `digests` are the digests of these images and their indexes.
     A failed result without a digest, or for several platforms, concerns the target that it names. Without the name of a
     target, it concerns every target."""
@@ -230,6 +234,7 @@ def required_checks(target: Target, platform: str, policy: Publish, rules: Seque
 
 def unproven(result: VerifyResult) -> str:
     """Return the reason why the checks may have run in another image, or with other variables than those of the image.
+
     The reason is empty if the checks certainly ran in this image, without `--env`. A runner `exec:PREFIX` (a command
     prefix such as `ssh node`) may run the checks in any image, so the results count only if the check
     `image/same-files` passed."""
@@ -251,6 +256,7 @@ def _fits(rule: PublishRule, pattern: str) -> bool:
 
 def fill_tags(templates: Sequence[str], builds: Collection[BuildResult], revision: str) -> tuple[tuple[str, ...], str]:
     """Return the tags with `{revision}` replaced, and the reason why the builds may not be published.
+
     The reason is empty if the builds may be published. `revision` is the commit of this checkout, or empty if unknown.
     All builds must be from this commit, because a build result can state any commit. `{revision}` becomes this commit,
     followed by the day if `build --rebuild` was used."""

@@ -56,6 +56,7 @@ def compare_images(
     names: tuple[str, str], finder: ImageFinder, platform: str | None = None, trust: Signer | None = None
 ) -> Comparison:
     """Find and read two images, and return their differences.
+
     If a name refers to images for several platforms, `platform` chooses one platform. Default: the platform of this
     machine. If `trust` is set, only SBOMs that it signed are read. Raises ConfigError if an image does not exist,
     CommandError if the engine or a registry fails, and ResultError if an image cannot be read."""

@@ -75,6 +75,7 @@ class Attached:
 
 def read_attached(place: Repository, digest: str, trust: Signer | None, kind: str | None = None) -> Iterator[Attached]:
     """Yield the attachments of an image, the newest first. Copies of an attachment that counts are left out.
+
     Everybody who may push can attach files, so only attachments that `trust` signed count. If `trust` is None, all
     attachments count that can be used. Raises CommandError if the registry fails."""
     manifest = place.manifest(digest).content if trust else b""
@@ -158,6 +159,7 @@ def scan_problem(scan: ScanResult, days: int = MAX_SCAN_DAYS) -> str:
 
 def mismatch(value: BaseModel, digest: str, platform: str, indexes: Collection[str]) -> str:
     """Return the reason why a result is not about an image. Return an empty string if the result is about the image.
+
     `digest` and `platform` identify the image. `indexes` are the digests of the indexes that list the image. If the
     result names such an index, or no digest at all, the platform in the result must be the platform of the image."""
     digests, platforms = about(value)
@@ -229,6 +231,7 @@ def _json_files(folder: Path) -> Iterator[Path]:
 
 def read_evidence(paths: Iterable[Path]) -> Evidence:
     """Read the given JSON files, and all JSON files in the given folders except hidden ones. Return the results.
+
     The files of a build itself (bake file, metadata, OCI layout) are ignored. Raises ConfigError if a path does not
     exist or cannot be read, and NothingSelected if a path contains no result. Raises ResultError for any other file,
     because it could contain a failed check: not valid JSON, incomplete, or not a result of imagebuild."""
@@ -276,6 +279,7 @@ class NewAttachment:
 
 def attachment_of(value: BaseModel, document: object, digest: str, platform: str) -> NewAttachment:
     """Return a result as an attachment for an image.
+
     Private facts, such as the name of the host, are removed from the result. The attachment contains the time of the
     result if the result states a time."""
     created = ""

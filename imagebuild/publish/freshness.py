@@ -51,6 +51,7 @@ class Freshness(Model):
 
 def published_images(targets: Sequence[Target], connect: Callable[[str], Registry]) -> list[NewestImage]:
     """Return the newest published image of each target for each platform.
+
     The newest image is the image that the first alias of the target names. An alias is a tag that moves, such as
     `latest`. If no image is found, the entry of the target contains a problem. Raises CommandError if a registry fails.
     """
@@ -78,6 +79,7 @@ def security_updates(
     trust: Signer | None = None,
 ) -> Freshness:  # fmt: skip
     """Compare the packages in the SBOMs of published images with the newest versions of a distribution.
+
     Return the updates, and the targets that must be built again. `newest` is called once for each architecture, with
     the architecture and the names of packages. `newest` returns the versions of each package in ascending order. A
     finding in `scans` that fails an image and has a fix is also a reason to build again. Only SBOMs that `trust` signed

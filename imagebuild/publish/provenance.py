@@ -47,6 +47,7 @@ def _resources(
     lock: lockfile.Lock, owner: str, source: lockfile.Source, platform: Platform, replaced: Mapping[str, str]
 ) -> Iterator[Resource]:
     """Yield the resource descriptors for one source of an image. Wheels for other platforms are left out.
+
     `owner` is the name of the component, base or image that uses the source. `replaced` maps each source that the build
     replaced to the digest of the replacement, or to `folder` for a local folder."""
     match source:
@@ -115,6 +116,7 @@ def provenance_of(
     origin: Mapping[str, str],
 ) -> dict[str, Any]:  # fmt: skip
     """Return the SLSA provenance of the image of one platform, as a JSON document.
+
     `dockerfile` is the sha256 of the Dockerfile that this checkout renders for the target. `origin` contains the values
     that the signing environment knows itself: `builder`, `source`, `revision`, `run` and `workflow`. The result only
     states times, replaced sources and the name of the builder, because anybody could have written it. Raises

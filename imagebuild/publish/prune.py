@@ -36,6 +36,7 @@ def judge_staged(
     staging: Repository, now: datetime, limit: timedelta, trust: Signer | None = None
 ) -> tuple[PruneVerdict, ...]:
     """Decide which images and indexes in a staging repository are deleted. Return the decisions, the oldest push first.
+
     An image is deleted if its last push is at least `limit` ago, all its tags were created by pushes to the staging
     repository, and no attachment refers to the image. For an index, the same conditions apply to the index and to every
     manifest in the index. A manifest in a deleted index is deleted, too, unless an index that is kept lists it.

@@ -117,6 +117,7 @@ def digest_at(name: ImageReference, connect: Connect) -> str | None:
 
 def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, connect: Connect) -> PublishResult:
     """Publish targets, and return the outcome of each target.
+
     A target that is refused or fails does not stop the other targets. If the request or a result file is wrong, raises
     ConfigError, NothingSelected or ResultError before anything is published. Raises CommandError if the signing key
     cannot be read."""
@@ -164,6 +165,7 @@ def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, con
 
 def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, connect: Connect) -> Draft | Published:
     """Check whether a target may be published, without changing anything in a registry.
+
     If the target may be published, return a Draft: the images, attachments and tags to publish. Otherwise, return a
     Published with the state `refused` and every reason. Raises CommandError if a registry fails."""
     target, policy = planned.recipe.target, planned.project.matrix.model.publish
@@ -226,6 +228,7 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
 
 def _with_image(choice: decide.Choice, staging: str, published: Sequence[str], connect: Connect) -> decide.Choice:
     """Read the chosen image from the registry, and return the choice with the image, or with a reason.
+
     The digest that a build states must name, in the staging repository, exactly the manifests that the build states. If
     the build was deleted there, the image is read through one of the tags `published`, whose index must list it."""
     if not choice.digest:
@@ -252,6 +255,7 @@ def _with_image(choice: decide.Choice, staging: str, published: Sequence[str], c
 
 def listed_images(top: Manifest, platform: str) -> list[tuple[str, str]]:
     """Return the platform and the digest of each entry of an index that an engine could run: all but attestations.
+
     For the manifest of a single image, return `platform` and its digest. Raises ResultError if the document is neither
     an index nor a manifest, or could be read as both."""
     try:
@@ -267,6 +271,7 @@ def listed_images(top: Manifest, platform: str) -> list[tuple[str, str]]:
 
 def _provenance(choice: decide.Choice, planned: Planned, request: PublishRequest) -> NewAttachment:
     """Return the provenance of an image as an attachment, made from the build result of the image.
+
     Raises ResultError if the image was built from another Dockerfile than this checkout renders. Raises ConfigError if
     the image was built by another CI run than the run that signs without a key, or if a source was a folder on the
     build machine."""
@@ -293,6 +298,7 @@ def _provenance(choice: decide.Choice, planned: Planned, request: PublishRequest
 
 def make_index(images: Sequence[PlatformImage], origin: Mapping[str, str], key: str, stated: Publication) -> Manifest:
     """Return the index that lists the images of all platforms.
+
     The index has these annotations: the labels that all images share, the source repository and the commit in `origin`,
     the creation date of the images, the hash of everything that the images depend on, and `stated`. The commit is
     not a label of the images, because each commit would then change the images. The creation date is the date of the
@@ -312,6 +318,7 @@ def unpublished_targets(
     renderer: Renderer, targets: Sequence[Target], connect: Connect, trust: Signer | None = None
 ) -> list[Target]:
     """Return the targets whose published image is missing or not up to date.
+
     The image of a target is up to date if every alias of the target names an index with all platforms of the target and
     with the hash that `hashes_of` returns now. A target without an alias is never up to date. If `trust` is set, only
     an index that it signed under the name of the alias counts. Raises CommandError if a registry fails, ConfigError if
@@ -343,6 +350,7 @@ def unpublished_targets(
 
 def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Published:
     """Store images, attachments and signatures in every repository, then push the tags. Return the outcome.
+
     Raises CommandError if a registry or the signer fails before the first tag is pushed. If pushing a tag fails, or
     another publisher moves a tag, the outcome is `failed` and lists the tags that were pushed before. No tag ever names
     an incomplete image. If `request.dry_run` is true, nothing is changed."""

@@ -35,6 +35,7 @@ LICENSE_REF = re.compile(r"LicenseRef-[A-Za-z0-9.-]+")
 
 def make_sbom(image: PlatformImage, components: Mapping[str, Component]) -> Document:
     """Run syft on an image, and return the SPDX document of the image.
+
     Equal images and components give equal documents. Raises CommandError if syft is missing or fails, and ResultError
     if the output of syft is not JSON or the creation time of the image cannot be read."""
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as name:
@@ -44,6 +45,7 @@ def make_sbom(image: PlatformImage, components: Mapping[str, Component]) -> Docu
 
 def run_syft(layout: Path, folder: Path, run: RunProgram = run_program, program: str | None = None) -> Document:
     """Run syft on the only image in an OCI layout, and return the SPDX document that syft writes.
+
     syft uses no network. `folder` is for temporary files of syft. `program` is the path of syft. Default: the path that
     `syft_program` finds. Raises CommandError if syft is missing or fails, ResultError if the output of syft is not
     JSON."""
@@ -69,6 +71,7 @@ def run_syft(layout: Path, folder: Path, run: RunProgram = run_program, program:
 
 def complete_document(syft: Document, image: PlatformImage, components: Mapping[str, Component]) -> Document:
     """Return the SPDX document of an image: the document that syft wrote, plus the components in the image.
+
     The order of the entries is fixed. Each component in the labels of the image becomes a package. `components`
     provides the licences and homepages of the components. The namespace of the document depends only on the content.
     Raises ResultError if the creation time of the image cannot be read."""

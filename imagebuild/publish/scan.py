@@ -25,6 +25,7 @@ def scan_result(
     image: PlatformImage, report: ScanReport, file: Path, policy: YamlFile[Policy], today: date | None = None
 ) -> ScanResult:
     """Judge the findings in a scanner's report about an image by a policy, and return the result.
+
     `file` is the file that contained the report. Raises ConfigError if the report is about another image or does not
     name an image, or if the scanner does not support the distribution of the image."""
     if report.digests and image.digest not in report.digests:
@@ -96,6 +97,7 @@ def judge_vulnerabilities(
     report: ScanReport, policy: YamlFile[Policy], today: date
 ) -> tuple[tuple[Vulnerability, ...], list[str]]:
     """Judge each finding in a report by a policy. Return the judged findings, and notes about the policy.
+
     Findings that fail the image come first. After that, findings are sorted by severity, the worst first. A rule in
     `ignore` has no effect after its last day, and a note names the rule."""
     fail = policy.model.fail
@@ -131,6 +133,7 @@ def judge_vulnerabilities(
 
 def print_scan(result: ScanResult) -> None:
     """Print the result of a scan.
+
     The output is a table of the failing and the ignored findings, the notes, the number of findings of each severity,
     and the verdict."""
     listed = [finding for finding in result.findings if finding.fails or finding.waived]

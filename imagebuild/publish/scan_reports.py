@@ -75,6 +75,7 @@ class ScanReport:
 
 def load_report(file: Path) -> ScanReport:
     """Read the report of a vulnerability scanner: a SARIF 2.1.0 file, or the output of `debsecan --format detail`.
+
     Raises ConfigError if the file does not exist. Raises ResultError if the file is not such a report, or does not show
     that the scan finished."""
     text = files.read_text(file)
@@ -221,6 +222,7 @@ def _version_by_location(result: Mapping[str, Any], package: str) -> dict[str, s
 
 def _digests(run: Mapping[str, Any]) -> Iterator[str]:
     """Yield each digest `sha256:…` by which a SARIF run names the image.
+
     Trivy lists the digests in a property of the run. grype names the image in each message. Snyk names the image in
     each location, with `_` instead of `:`. The field `fullyQualifiedName` is not read, because it contains the digest
     of a layer."""

@@ -67,6 +67,7 @@ class Cosign:
     @cached_property
     def is_before_3(self) -> bool:
         """Whether cosign is older than version 3. Version 3 and newer write signatures as bundles by default.
+
         The output of `cosign version` is not used, because the cosign packages of some distributions do not contain the
         version."""
         return "--new-bundle-format" in self("attest-blob", "--help")
@@ -80,6 +81,7 @@ class Cosign:
 @dataclass(frozen=True)
 class Signer:
     """The key or identity that signs, or whose signatures are trusted.
+
     An identity, such as the workflow file of a CI job, is certified by an issuer. Without a key and an identity, cosign
     signs as the identity of the CI job, and no signature can be verified."""
 
@@ -155,6 +157,7 @@ class Signer:
     @cached_property
     def fault(self) -> str:
         """The reason why a trial signature fails or is not trusted. Empty if the trial succeeds.
+
         The trial runs only once. The trial uses the key, password, identity and log of the signer, so the trial adds an
         entry to the log."""
         with _TRIAL:
@@ -200,6 +203,7 @@ class Signer:
 
     def attestation_problem(self, attestation: Attestation, manifest: bytes) -> str:
         """Return the reason why an attestation has no trusted signature.
+
         Return an empty string if the signature of the attestation is trusted. `manifest` is the manifest of the image
         that the attestation is about."""
         if not attestation.bundle:
@@ -227,6 +231,7 @@ class Signer:
 
 def job_workflow(environ: Mapping[str, str]) -> str:
     """Return the workflow file that defines this GitHub job, with its revision.
+
     Outside of GitHub, return an empty string. In a reusable workflow, the environment variables name the calling
     workflow. The reusable workflow itself is named only in the token of the job (`job_workflow_ref`), and Fulcio
     certifies this name. Raises CommandError if GitHub does not issue a token."""

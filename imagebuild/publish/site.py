@@ -47,6 +47,7 @@ def columns_of(images: Sequence[PublishedImage]) -> dict[str, str]:
 
 def pull_commands(repository: str) -> dict[str, str]:
     """Return a mapping from titles, such as `Docker`, to commands that pull or run an image.
+
     `repository` includes the registry. In the commands, `{ref}` stands for `:tag` or `@sha256:…`, and `{enroot}` stands
     for `:tag` or `:sha256:…`, because enroot 3 and 4.0 accept a digest only after a colon."""
     enroot, name = enroot_reference(repository), repository.rpartition("/")[2]
@@ -63,6 +64,7 @@ def pull_commands(repository: str) -> dict[str, str]:
 
 def checks_badge(runs: Sequence[Checks]) -> Badge:
     """Return the badge for all verifications of one platform's image.
+
     If a check failed, the badge gives the number of failures in all verifications. Otherwise, the badge gives the
     largest number of passed checks and the largest number of GPUs in one verification."""
     if not runs:

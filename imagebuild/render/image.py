@@ -32,6 +32,7 @@ def package_arguments(recipe: Recipe) -> list[str]:
 
 def exact_packages(component: str, pinned: PinnedPackages) -> list[str]:
     """Return a component's packages from a signed repository, each with a version.
+
     A version that the component does not state is from the lock. Architectures that the lock does not contain are
     ignored, because no image is built for them. Raises ConfigError if the lock has different versions for two
     architectures, because both architectures share one Dockerfile."""
@@ -151,6 +152,7 @@ def _archive_environment(recipe: Recipe, part: Part) -> dict[str, str]:
 
 def image_labels(recipe: Recipe) -> dict[str, str]:
     """Return the labels of the image.
+
     The digest of the base is left out if builds may create the base from packages of the distribution, because such
     builds do not use the official image."""
     target = recipe.target

@@ -48,6 +48,7 @@ class Renderer:
 
     def dockerfile(self, target: Target, options: Sequence[str] = ()) -> Dockerfile:
         """Render the self-contained Dockerfile of a target.
+
         `options` are added to the `imagebuild render` command in the comment at the top. A source without a pin is
         rendered as `unresolved`, which no builder accepts. Raises ConfigError if a template is wrong."""
         recipe = self.recipe(target)
@@ -83,6 +84,7 @@ class Renderer:
 
     def key(self, target: Target) -> str:
         """Return the digest of everything that an image depends on: Dockerfile, date of the lock, checks.
+
         Comments in a Dockerfile do not change the digest. Raises ConfigError if a script or a template cannot be read.
         """
         entry, axes = self.project.matrix.model.images[target.image], axis_facts(target.axes)

@@ -27,6 +27,7 @@ VERSION = "{version}"
 @dataclass(frozen=True, eq=False)
 class SharedParts:
     """Parts and build stages that several recipes of a project share.
+
     A part is everything that a component contributes to a target. The keys are the inputs: targets with equal inputs
     share a part or a build stage."""
 
@@ -59,6 +60,7 @@ class SharedParts:
 
 def resolve_recipe(project: Project, target: Target, shared: SharedParts | None = None) -> Recipe:
     """Return the recipe of a target: everything that its Dockerfile is made from.
+
     To save time, pass the same `shared` for all targets of a project. Raises ConfigError if files contradict each
     other."""
     matrix, lock = project.matrix.model, project.lock
@@ -86,6 +88,7 @@ def resolve_recipe(project: Project, target: Target, shared: SharedParts | None 
 
 def gpu_capabilities(project: Project, target: Target, toolkit: str) -> dict[str, tuple[str, ...]]:
     """Map each CPU architecture to the compute capabilities that a CUDA toolkit can compile for.
+
     `toolkit` is the version of the CUDA toolkit. Only compute capabilities in `gpu-architectures` of the matrix are
     considered; with an axis `gpu`, only its value. Raises ConfigError if no compute capability is left for an
     architecture of the target."""
@@ -286,6 +289,7 @@ def _stage_packages(chosen: _Chosen, name: str) -> PinnedPackages | None:
 
 def _pinned_packages(chosen: _Chosen, name: str, *, every: bool, stage: bool) -> PinnedPackages | None:
     """Return the packages of a component, with their signed repository.
+
     Return None if the packages come from the distribution's own archive. `every`: include the packages of all variants.
     `stage`: use the release that the stage is built on instead of the image's release."""
     owner = chosen.component(name).packages_from or name
@@ -364,6 +368,7 @@ def _values(chosen: _Chosen, name: str, arch: Arch | None = None, *, stage: bool
 
 def _with_facts(chosen: _Chosen, name: str, values: dict[str, str], known: Mapping[str, str]) -> dict[str, str]:
     """Add the `facts` of a component (values for templates) to `values`, and return `values`.
+
     For each name, the first row that sets the name and whose condition holds for `known` is used. Existing values are
     kept."""
     for fact, text in first_values(chosen.component(name).facts, known).items():

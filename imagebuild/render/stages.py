@@ -74,6 +74,7 @@ def digest(*parts: str) -> str:
 
 def stages_of(text: str, platform: str, bases: Mapping[str, str] | None = None) -> dict[str, Stage]:
     """Return the stages of a Dockerfile for one platform, by name and in order of appearance.
+
     `bases` maps images in `FROM` to their replacements. A stage without a name is called `stage-<index>`, as in
     BuildKit's output."""
     stages: dict[str, Stage] = {}
@@ -169,6 +170,7 @@ def _stage(
     block: _Block, platform: str, start: str, image: tuple[str, str], earlier: tuple[tuple[str, Stage], ...]
 ) -> Stage:
     """Return a stage with its keys.
+
     The stage starts from `image` (reference and platform), or from the stage `start` if `earlier` contains this stage.
     """
     stages = dict(earlier)

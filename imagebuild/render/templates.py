@@ -37,6 +37,7 @@ class Templates:
 
     def render(self, name: str, component: str = "", /, **values: Any) -> str:
         """Fill a template with plain values: texts, numbers, booleans, lists and dicts.
+
         Templates of a component can call `file(name)`. Blank lines are merged. A blank line follows each heredoc,
         because hadolint requires it. Raises ConfigError with file and line for a mistake in the template."""
         try:
