@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -45,15 +45,24 @@ def flat_repository_folder(url: str, suite: str) -> str | None:
     return f"{url.rstrip('/')}/" + ("" if path == "." else f"{path}/")
 
 
-def expired_since(release: Release, now: datetime) -> str | None:
-    """Return the date on which a Release file expired.
-    None if the file is still valid. Raises ResultError if the date cannot be read."""
-    if not (text := release.get("Valid-Until")):
-        return None
-    try:
-        return text if parsedate_to_datetime(text) < now else None
-    except ValueError:
-        raise ResultError(f"Valid-Until in the Release file is not a date: {text!r}") from None
+RETRY = "try again, or use another mirror"
+
+
+def invalid_because(release: Release, now: datetime) -> str | None:
+    """Return why apt does not accept the dates in a Release file, and what to do.
+    None if it accepts them. Raises ResultError if a date cannot be read."""
+    # apt accepts dates that are at most ten seconds in the future.
+    for field, sign, late, problem in (
+        ("Valid-Until", -1, 0, f"was valid until {{}}, so this is an old copy; {RETRY}"),
+        ("Date", 1, 10, "is of {}, which is in the future; set the clock of this machine, or use another mirror"),
+    ):
+        try:
+            date = parsedate_to_datetime(release[field]).astimezone(UTC) if release.get(field) else now
+        except ValueError:
+            raise ResultError(f"{field} in the Release file is not a date: {release[field]!r}; {RETRY}") from None
+        if sign * (date - now).total_seconds() > late:
+            return problem.format(release[field])
+    return None
 
 
 def package_indexes(release: Release, folder: str = "") -> tuple[tuple[str, str, str], ...]:
@@ -85,7 +94,7 @@ def verified_index(path: str, name: str, wanted: str, content: bytes) -> str:
             raise OSError(f"it is larger than {LARGEST_INDEX >> 20} MiB")
         return str(text, errors="replace")
     except (OSError, lzma.LZMAError, zlib.error, EOFError, ZstdError) as error:
-        raise ResultError(f"{path} cannot be unpacked: {error}") from None
+        raise ResultError(f"{path} cannot be unpacked: {error}; {RETRY}") from None
 
 
 class Offers(NamedTuple):
@@ -103,7 +112,7 @@ def paragraphs_about(index: str, names: Iterable[str]) -> Iterator[Deb822]:
     field = rf"^(?:Package|Provides):(?:.*[\s,])?(?:{'|'.join(map(re.escape, words))})(?![\w.+-])"
     # Parsing all paragraphs of a distribution's index would take many seconds, so most are left out by a fast test.
     for text in re.split(r"\n[ \t\r]*\n", index) if words else ():
-        if any(word in text for word in words) and re.search(field, text, re.MULTILINE):
+        if any(word in text for word in words) and re.search(field, text, re.MULTILINE | re.IGNORECASE):
             yield Deb822(text)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import bz2
 import lzma
 import os
+import posixpath
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
@@ -49,6 +50,7 @@ LICENSE = re.compile("licen[sc]e|copying|eula", re.IGNORECASE)
 BUILT_IN = re.compile(rb"\w+://\S*|(/[\w./+-]*/hpcx-(?:v\d|gcc)[\w.+-]*)")
 """Matches paths of folders on the machine where HPC-X was built. The pattern also matches whole URLs, but without a
 group, so that paths inside URLs are skipped."""
+OTHER = "choose another version of the component"
 REMEDY = "choose another version, or adapt `unpacked` in component.yaml to this archive"
 """Remedy in messages about an archive that differs from `unpacked`, the description of its content in
 component.yaml."""
@@ -74,9 +76,10 @@ def open_tar(file: IO[bytes]) -> Archive:
     return Archive(iter(lambda: opened.read(CHUNK), b"") if opened else decompressed(file))
 
 
-def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack a tar archive, and return its top folder. Raises ResultError if the file is not a tar archive, is too
-    large, or contains paths outside of the folder, devices or features that imagebuild does not know.
+def unpack(archive: Path, folder: Path, needs: Iterable[str] = ()) -> Path:
+    """Unpack a tar archive, and return its top folder: the only one, or the only one with the files that `needs`
+    describes. Raises ResultError if the file is not a tar archive, is too large, or contains paths outside of the
+    folder, devices or features that imagebuild does not know.
 
     Static libraries and compressed files become empty files. Symlinks that lead outside of the folder are left out."""
     root, total = folder.resolve(), 0
@@ -91,11 +94,12 @@ def unpack(archive: Path, folder: Path) -> Path:
                 if member.kind != "global" and (path := member_path(member.name)):
                     _unpack_member(packed, member, root, root / path)
     except UNREADABLE as error:
-        raise ResultError(f"expected a tar archive, but it cannot be unpacked: {error}; {REMEDY}") from None
-    tops = sorted(folder.iterdir())
-    if len(tops) != 1 or not tops[0].is_dir():
-        names = ", ".join(path.name for path in tops[:5]) or "nothing"
-        raise ResultError(f"expected one top-level folder in the archive, found {names}; {REMEDY}")
+        raise ResultError(f"expected a tar archive, but it cannot be unpacked: {error}; {OTHER}") from None
+    folders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    tops = [top for top in folders if all(any(top.glob(pattern)) for pattern in needs)] or folders
+    if len(tops) != 1:
+        names = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
+        raise ResultError(f"expected one top-level folder in the archive, found {names}; {OTHER}")
     return tops[0]
 
 
@@ -145,6 +149,12 @@ def tree_facts(run: RunProgram, top: Path, wanted: Unpacked, *, isolated: bool =
         return [p.removeprefix(f"{wanted.prefix}/") for p in value.split(":") if p.startswith(f"{wanted.prefix}/")]
 
     named = sorted({path for value in environment.values() for path in inside(value)})
+    for place in named if wanted.replaced else ():
+        if (top / place / "mpirun").exists() and not wanted.replacement(place):
+            raise ResultError(
+                f"images would find the MPI in {place} instead of the one that another component provides; "
+                f"add {place.rpartition('/')[0] or place} to `unpacked.replaced` in component.yaml"
+            )
     loader = dict.fromkeys(inside(environment.get("LD_LIBRARY_PATH", "")))
     files = sorted(path for path in top.rglob("*") if not path.is_dir())
     needed: set[str] = set()
@@ -210,7 +220,11 @@ def script_environment(run: RunProgram, top: Path, wanted: Unpacked, *, isolated
                 raise stopped from None
     pairs = (pair.split("=", 1) for pair in text.split("\0") if "=" in pair)
     environment = {
-        name: ":".join(p for p in value.replace(str(place), wanted.prefix).split(":") if p and p not in PATH.split(":"))
+        name: ":".join(
+            posixpath.normpath(p) if p.startswith(wanted.prefix) else p
+            for p in value.replace(str(place), wanted.prefix).split(":")
+            if p and p not in PATH.split(":")
+        )
         for name, value in pairs
         if name not in SHELL_OWN
     }
@@ -253,19 +267,22 @@ def image_facts(config: Mapping[str, Any]) -> ImageFacts:
     """Return the facts that the lock stores about an image, from its configuration.
     Raises ResultError if the configuration cannot be read."""
     try:
-        environment = dict(entry.split("=", 1) for entry in (config.get("config") or {}).get("Env") or ())
+        own = config.get("config") or {}
+        environment = dict(entry.split("=", 1) for entry in own.get("Env") or ())
         held: list[str] = []
         for step in config.get("history") or ():
             for words in re.findall(r"apt-mark hold ([^&;|#]+)", str(step.get("created_by", ""))):
                 held += Template(words).safe_substitute(environment).split()
+        package = environment.get("NV_LIBNCCL_PACKAGE", "").partition("=")[2]
+        return ImageFacts(
+            environment=environment,
+            held=tuple(sorted({name for name in held if not name.startswith(("$", "-"))})),
+            nccl=package or environment.get("NCCL_VERSION", ""),
+            user=str(own.get("User") or ""),
+            entrypoint=tuple(map(str, own.get("Entrypoint") or ())),
+        )
     except (AttributeError, TypeError, ValueError) as error:
         raise ResultError(f"the configuration of the image cannot be read: {error!r}; choose another tag") from None
-    package = environment.get("NV_LIBNCCL_PACKAGE", "").partition("=")[2]
-    return ImageFacts(
-        environment=environment,
-        held=tuple(sorted({name for name in held if not name.startswith(("$", "-"))})),
-        nccl=package or environment.get("NCCL_VERSION", ""),
-    )
 
 
 def _plugin_name(folder: Path) -> str:

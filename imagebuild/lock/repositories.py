@@ -33,7 +33,6 @@ LARGEST_KEY = 1 << 20
 SHOWN = 5
 """Maximum number of versions or packages in a message."""
 KEY_REMEDY = "set `key` of the component's `repository` to the URL of its key"
-RETRY = "try again, or use another mirror"
 GPG = ("gpg", "--batch", "--no-options", "--no-autostart", "--trust-model", "always", "--homedir")
 NOT_GOOD = ("BADSIG", "EXPSIG", "EXPKEYSIG", "REVKEYSIG", "ERRSIG")
 """Status words of gpg for an invalid signature, such as one for another text or by an expired key."""
@@ -67,11 +66,13 @@ def signed_release(
         good, others = _signatures(status.read_text(errors="replace"))
         if not good or any(words.startswith("BADSIG") for words in others):
             found = f"gpg says {', '.join(others)}" if others else "there is no signature"
-            raise CommandError(f"the release is not signed by the repository's key: {found}; {RETRY}, or {KEY_REMEDY}")
+            raise CommandError(
+                f"the release is not signed by the repository's key: {found}; {debian.RETRY}, or {KEY_REMEDY}"
+            )
         # Read the output of gpg, which leaves out text around the signed part.
         release = Release(text.read_bytes().decode(errors="replace"))
-    if until := debian.expired_since(release, datetime.now(UTC)):
-        raise CommandError(f"the release was valid until {until}, so this is an old copy; {RETRY}")
+    if problem := debian.invalid_because(release, datetime.now(UTC)):
+        raise CommandError(f"the release {problem}")
     return release, good
 
 
@@ -177,7 +178,7 @@ def key_in_package(web: Downloads, base: str, index: str, package: str) -> bytes
         raise ConfigError(f"the repository has no package {package}, which should contain its key; {KEY_REMEDY}")
     content = web.read(base + path)
     if hashlib.sha256(content).hexdigest() != newest.get("SHA256"):
-        raise CommandError(f"{path} does not have the sha256 in the package index; {RETRY}")
+        raise CommandError(f"{path} does not have the sha256 in the package index; {debian.RETRY}")
     keys: list[bytes] = []
     try:
         parts = ArFile(fileobj=io.BytesIO(content)).getmembers()

@@ -125,7 +125,7 @@ class Upstream:
                 )
             # Unpack one archive at a time: the content is several times larger than the archive.
             with self._unpacking:
-                top = unpack(path, folder / "tree")
+                top = unpack(path, folder / "tree", source.tree.needs)
                 facts = tree_facts(self.run, top, source.tree, isolated=self.isolated)
             return LockedArchive(sha256=sha256, size=path.stat().st_size, facts=facts)
 

@@ -87,7 +87,7 @@ class Unpacked(Model):
     """Shell patterns of files and folders that an image needs from the archive."""
     replaced: dict[Name, tuple[str, ...]] = Field(default_factory=dict)
     """Maps the name of a folder that another component provides to the folders of the archive that this folder
-    replaces: names or shell patterns."""
+    replaces: paths or shell patterns."""
     removed: tuple[str, ...] = ()
     """Shell patterns of folders of the archive that the image does not contain."""
     left_out: tuple[str, ...] = ()
@@ -145,6 +145,16 @@ class Unpacked(Model):
         own = [part for part in environment.get("LD_LIBRARY_PATH", "").split(":") if part.startswith(f"{self.prefix}/")]
         return tuple(part for part in own if part.removeprefix(f"{self.prefix}/").split("/")[0] not in self.replaced)
 
+    def replacement(self, path: str) -> tuple[str, str] | None:
+        """Return the folder of another component that replaces a path of the archive, and the rest of the path.
+        None if no component replaces the path."""
+        for folder, others in self.replaced.items():
+            for pattern in (folder, *others):
+                depth = pattern.count("/") + 1
+                if fnmatchcase("/".join(path.split("/")[:depth]), pattern):
+                    return folder, "/".join(path.split("/")[depth:])
+        return None
+
     def _is_path(self, name: str, value: str) -> bool:
         """Return whether a variable contains only paths in the archive, and does not load code. Variables that end with
         PATH may also contain folders of the system."""
@@ -169,10 +179,9 @@ class Unpacked(Model):
         if not part.startswith(f"{self.prefix}/"):
             return part
         path = part.removeprefix(f"{self.prefix}/")
-        top, _, rest = path.partition("/")
-        for folder, others in self.replaced.items():
-            if top == folder or any(fnmatchcase(top, pattern) for pattern in others):
-                return f"{self.prefix}/{folder}/{rest}".rstrip("/") if rest in ("", *REPLACED_HAS) else None
+        if found := self.replacement(path):
+            folder, rest = found
+            return f"{self.prefix}/{folder}/{rest}".rstrip("/") if rest in ("", *REPLACED_HAS) else None
         gone = any(fnmatchcase(path, f"{pattern}{end}") for pattern in self.removed for end in ("", "/*"))
         return None if gone or path in tree.absent else part
 
@@ -218,6 +227,10 @@ class ImageFacts(Model):
     """Packages that the image holds back from upgrades."""
     nccl: str = ""
     """Version of the NCCL package in the image. Empty if the image does not contain NCCL."""
+    user: str = ""
+    """User that containers of the image run as. Empty: root."""
+    entrypoint: tuple[str, ...] = ()
+    """Program that starts the commands of containers, with its arguments."""
 
 
 class LockedImage(Model):

@@ -118,6 +118,11 @@ def adaptations(recipe: Recipe) -> Iterator[str]:
             yield f"{base}: contains NCCL {nccl}, images get {recipe.target.components['nccl']}"
         if held:
             yield f"{base}: holds back upgrades of {', '.join(held)}"
+    for user, words in dict.fromkeys((facts.user, facts.entrypoint) for facts in recipe.base_facts.values()):
+        if user not in ("", "0", "root") and not recipe.image.user:
+            yield f"{base}: runs as {user}, images run as root"
+        if words:
+            yield f"{base}: commands are started by {' '.join(words)}, also in images"
 
 
 def _base_environment(recipe: Recipe, part: Part) -> dict[str, str]:

@@ -65,6 +65,7 @@ class Renderer:
         text = self._templates.render(
             "Dockerfile.j2", target=target.model_dump(mode="json"), imagebuild=__version__,
             command=" ".join(shlex.join(words).split()), lock_hash=recipe.lock_hash, base=recipe.base,
+            foreign=bool(recipe.image.base or self.project.changes.base_image),
             description=recipe.image.description, stages=[self.stage(target, stage).strip() for stage in recipe.stages],
             packages=image.package_arguments(recipe),
             repositories=[

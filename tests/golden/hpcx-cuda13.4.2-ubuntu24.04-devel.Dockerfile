@@ -288,7 +288,7 @@ COPY <<'EOF' /usr/local/bin/relocate
 #!/usr/bin/perl
 # relocate FOLDER: make an unpacked HPC-X work in FOLDER, with one Open MPI in FOLDER/ompi.
 # - Texts and links that name the folder where HPC-X was built name FOLDER.
-# - The folders of Open MPI are removed. Texts that name them, in any spelling, name FOLDER/ompi.
+# - The folders of Open MPI, which contain bin/mpirun, are removed. Texts that name them, in any spelling, name FOLDER/ompi.
 # - Scripts that compile the removed sources are removed.
 use strict;
 use warnings;
@@ -296,8 +296,10 @@ use warnings;
 my $home = shift;
 my $built = qr{/[\w./+-]*hpcx-(?:v\d|gcc)[\w.+-]*};
 my $address = qr{\w+://\S*};
+my @mpi = grep { $_ ne 'ompi' } map { m{^\Q$home\E/(.+)/bin/mpirun$} } glob("$home/*/bin/mpirun $home/*/*/bin/mpirun");
 # A variable such as ${mpi_version}, or digits, may follow the name.
-my $mpi = qr{(?<![\w.-])ompi(?:\d+(?:\.\d+)*|\$\{\w+\}|\$\w+)(?![\w.-])};
+my $spelled = join '|', (map { quotemeta } sort { length $b <=> length $a } @mpi), 'ompi(?:\d+(?:\.\d+)*|\$\{\w+\}|\$\w+)';
+my $mpi = qr{(?<![\w.-])(?:$spelled)(?![\w.-])};
 my (@texts, @links);
 for (split /\0/, `find $home -print0`) { # perl-base has no File::Find
     if (-l) { push @links, $_ }
@@ -309,7 +311,7 @@ for my $link (@links) {
     unlink $link or die "$link: $!";
     symlink $target, $link or die "$link: $!";
 }
-system("rm -rf $home/ompi $home/ompi[0-9]* $home/sources") == 0 or die "$home: cannot remove Open MPI and the sources\n";
+system(join ' ', "rm -rf $home/ompi $home/ompi[0-9]* $home/sources", map { "'$home/$_'" } @mpi) == 0 or die "$home: cannot remove Open MPI and the sources\n";
 for my $path (@texts) {
     next unless -e $path;
     open(my $in, '<', $path) or die "$path: $!";
@@ -330,7 +332,8 @@ stop() { echo "HPC-X: $1" >&2; exit 1; }
 hpcx=/opt/hpcx
 mkdir -p /unpacked /out/devel/opt
 tar -xf /src/* -C /unpacked --no-same-owner # tar finds the compression in the content
-mv /unpacked/* $hpcx
+top=$(find /unpacked -mindepth 2 -maxdepth 2 -path '*/ucx')
+mv "${top%/ucx}" $hpcx
 # Keep the sources of Open MPI: it is compiled again, with the distribution's PMIx, which works with Slurm's plug-in.
 mkdir /out/sources
 mv $hpcx/sources/openmpi*.t[abgx]* /out/sources ||
@@ -558,6 +561,8 @@ EOF
 # ---- image -----------------------------------------------------------------------------------------
 # Contains the files that the stages above wrote to /out/devel
 FROM nvidia/cuda:13.4.2-devel-ubuntu24.04@sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb AS image
+# The base may have another user, and may hold packages.
+USER root
 # This is one step, so that an update of a component executes only one step. It installs packages, updates the cache of
 # the loader, adds a normal user, and sets the same environment in containers, login shells and ssh sessions.
 RUN --mount=type=cache,id=apt-ubuntu24.04,sharing=locked,target=/var/cache/apt \
@@ -595,7 +600,7 @@ Pin-Priority: 100
 PREFERENCES
 rm -f /etc/apt/apt.conf.d/docker-clean
 apt-get update -qq
-DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends --allow-change-held-packages \
   datacenter-gpu-manager-4-core=1:4.6.1-1 \
   datacenter-gpu-manager-4-cuda13=1:4.6.1-1 \
   datacenter-gpu-manager-4-proprietary-cuda13=1:4.6.1-1 \

@@ -34,8 +34,11 @@ from imagebuild.core.settings import Mirrors
 from imagebuild.lock.facts import image_facts, tree_facts, unpack
 from imagebuild.lock.repositories import choose
 from imagebuild.lock.upstream import Upstream
-from imagebuild.project.lockfile import ImageFacts, LockedRepository, PackageSource, TreeFacts, Unpacked, key_of, lacks
+from imagebuild.project.lockfile import LockedRepository, PackageSource, TreeFacts, Unpacked, key_of, lacks
+from imagebuild.project.plan import Plan, select_one
 from imagebuild.project.project import Project
+from imagebuild.render.image import adaptations
+from imagebuild.render.renderer import Renderer
 from tests.conftest import ROOT, data, ran
 from tests.unit.image_files import elf
 from tests.unit.lock.lock_fakes import lock_of
@@ -47,7 +50,7 @@ from tests.upstream.server import Server
 pytestmark = pytest.mark.programs
 HPCX = "/opt/hpcx"
 PAGE = "tests/golden/hpcx-worlds.md"
-REMEDY = re.compile("[;,] (so )?(try again|set|add|in the component|give|if the owner|pin|choose)|\\(404\\)")
+REMEDY = re.compile("[;,] (so )?(try again|set|if the owner)|\\(404\\)")
 """The remedy at the end of each error message. For a missing file (404), the command `lock` prints the remedy."""
 Row = dict[str, Any]
 
@@ -114,11 +117,26 @@ def changed_tree(tree: Tree, row: Row) -> Tree:
         match what:
             case {"link": target}:
                 tree[path] = File(link=target)
-            case {"needed": libraries}:
-                tree[path] = File(elf(needed=libraries))
+            case {"needed": _}:
+                tree[path] = File(elf(**row["add"][path]))
             case text:
                 tree[path] = File(text.encode("latin-1"))
     return tree
+
+
+def carry_out(message: str, row: Row, unpacked: Unpacked, folder: Path) -> None:
+    """Carry out each remedy that a message about an archive proposes. An archive must be read afterwards."""
+    changes = [row["adapted"]] if "adapt `unpacked`" in message else []
+    if found := re.search(r"add (\S+) to `unpacked.(left-out|replaced)`", message):
+        replaced = {"ompi": (*unpacked.replaced["ompi"], found[1])}
+        changes.append(
+            {"left-out": {"left_out": (*unpacked.left_out, found[1])}, "replaced": {"replaced": replaced}}[found[2]]
+        )
+    for i, change in enumerate(changes):
+        assert read(row, unpacked.model_copy(update=change), folder / f"remedy{i}")[0]
+    assert changes or "choose another version" in message
+    if "choose another version" in message:
+        assert read({"version": "2.25.1"}, unpacked, folder / "other")[0]
 
 
 def read(row: Row, unpacked: Unpacked, folder: Path) -> tuple[dict[str, str], tuple[str, ...], TreeFacts]:
@@ -132,22 +150,33 @@ def read(row: Row, unpacked: Unpacked, folder: Path) -> tuple[dict[str, str], tu
             tree = changed_tree(hpcx.files(changed_release(hpcx.release(version), change), which), change)
             top = hpcx.unpack(tree, folder / which.name)
             if "packed" in row:
-                top = repacked(top, row["packed"])
+                top = repacked(top, row["packed"], unpacked)
             found[arch] = tree_facts(run_program, top, unpacked)
     return *unpacked.environment(found), found["amd64"]
 
 
-def repacked(top: Path, how: Row) -> Path:
+def repacked(top: Path, how: Row, unpacked: Unpacked) -> Path:
     """Pack a tree in another form, and unpack it as `lock` does."""
     path = top.parent / "archive"
+    if "holes" in how:
+        with (top / how["holes"]).open("wb") as file:
+            file.truncate(1 << 20)
+        ran("tar", "--sparse", f"--format={how['tar']}", "-cjf", path, "-C", top.parent, top.name, check=True)
+        return unpack(path, top.parent / "unpacked", unpacked.needs)
+
+    def owned(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.uid, member.mtime = how.get("owner", member.uid), how.get("mtime", member.mtime)
+        return member
+
     mode: Any = f"w:{how.get('compression', 'bz2')}"
-    with tarfile.open(path, mode) as archive:
-        archive.add(top, f"{how.get('prefix', '')}{top.name}")
+    with tarfile.open(path, mode, format=how.get("format", tarfile.PAX_FORMAT)) as archive:
+        for name in how.get("names", [f"{how.get('prefix', '')}{top.name}"]):
+            archive.add(top, name, filter=owned)
         for name, target in how.get("hard-links", {}).items():
             member = tarfile.TarInfo(name.format(top=top.name))
             member.type, member.linkname = tarfile.LNKTYPE, target.format(top=top.name)
             archive.addfile(member)
-    return unpack(path, top.parent / "unpacked")
+    return unpack(path, top.parent / "unpacked", unpacked.needs)
 
 
 def differing(before: TreeFacts, after: TreeFacts) -> Iterator[str]:
@@ -166,7 +195,7 @@ def archive_line(row: Row, unpacked: Unpacked, shown: Callable[[str], Any], fold
     if row.get("stops"):
         with pytest.raises(ImagebuildError) as stopped:
             read(row, unpacked, folder)
-        assert REMEDY.search(str(stopped.value))
+        carry_out(str(stopped.value), row, unpacked, folder)
         return line(row, "stops", str(stopped.value))
     env, notes, tree = read(row, unpacked, folder)
     for name, wanted in row.get("env", {}).items():
@@ -226,7 +255,8 @@ def repository(row: Row, shown: packages.Repository, keys: Keys) -> dict[str, by
     deb = packages.package_with(held)
     about = f"Package: {KEYRING['package']}\nVersion: {KEYRING['version']}\nFilename: ./keyring.deb\n"
     index = substituted(row.get("index"), f"{INDEX}{about}SHA256: {hashlib.sha256(deb).hexdigest()}\n\n")
-    indexes = {"Packages": index.encode(), "Packages.gz": gzip.compress(index.encode())}
+    packed = index.encode() if row.get("mislabelled") else gzip.compress(index.encode())
+    indexes = {"Packages": index.encode(), "Packages.gz": packed}
     if "indexes" in row:
         indexes = {name: zstandard.compress(index.encode()) for name in row["indexes"]}
     hashed = {f"by-hash/SHA256/{hashlib.sha256(data).hexdigest()}": data for data in indexes.values()}
@@ -249,7 +279,7 @@ def repository_line(row: Row, keys: Keys, root: Path) -> str:
     key = f"package:{KEYRING['package']}" if shown.of == "cuda" else f"{url}doca_keyring.gpg"
     source = PackageSource(url, "/", key, WANTED, ("amd64",))
     known = LockedRepository(fingerprint=keys.fingerprint(row["known"])) if "known" in row else None
-    with Server(root).running() as server:
+    with Server(root, moved=row.get("moved", False)).running() as server:
         upstream = Upstream(
             Mirrors(downloads={url: f"http://127.0.0.1:{server.port}/{shown.path}/"}), patience=Patience(0.1, 0.001)
         )
@@ -257,7 +287,23 @@ def repository_line(row: Row, keys: Keys, root: Path) -> str:
             by, trusted = (keys.fingerprint(row.get(of, shown.key)) for of in ("by", "known"))
             with pytest.raises(ImagebuildError, match=row["stops"].format(by=by, known=trusted)) as stopped:
                 upstream.resolve(source, known, lambda *_: None)
-            assert REMEDY.search(str(stopped.value))
+            message, own = str(stopped.value), f"http://127.0.0.1:{server.port}/own.gpg"
+            shutil.copy(keys.public / f"{row.get('by', shown.key)}.gpg", root / "own.gpg")
+            for name, content in repository({}, shown, keys).items():
+                (root / "mirror" / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / "mirror" / name).write_bytes(content)
+            mirror = Mirrors(downloads={url: f"http://127.0.0.1:{server.port}/mirror/"})
+            for remedy, again in {
+                "set `key`": (upstream, replace(source, key=own), known),
+                "lock --update": (upstream, source, None),
+                "mirror": (Upstream(mirror), source, known),
+                "try again": (Upstream(mirror), source, known),
+                "(404)": (Upstream(mirror), source, known),
+            }.items():
+                # No key helps if the signature is by a key that has expired.
+                if remedy in message and not (remedy == "set `key`" and "EXPKEYSIG" in message):
+                    assert again[0].resolve(again[1], again[2], lambda *_: None)
+            assert REMEDY.search(message)
             secret = r"\b([0-9A-F]{16}|[0-9A-F]{40}|[0-9a-f]{64})\b| \(as http://[^)]*\)"
             text = re.sub(secret, lambda match: "…" if match[1] else "", str(stopped.value))
             return line(row, "stops", text.removeprefix(f"{url}: ").replace(url, "ADDRESS/"))
@@ -269,6 +315,12 @@ def repository_line(row: Row, keys: Keys, root: Path) -> str:
     assert {**entry.packages, **row.get("versions", {})} == entry.packages
     why = "; ".join(choose(entry.candidates, absent, upstream.providers[url])[1])
     assert why.startswith(row.get("lacks", ""))
+    if other := re.search(r"request a package that provides it: (\S+)", why):
+        with Server(root).running() as server:
+            mirrors = Mirrors(downloads={url: f"http://127.0.0.1:{server.port}/{shown.path}/"})
+            found = Upstream(mirrors).resolve(replace(source, packages=(other[1],)), None, lambda *_: None)
+        assert isinstance(found, LockedRepository)
+        assert other[1] in found.packages
     return line(row, "stops what needs it" if absent else "taken as it is", why)
 
 
@@ -306,21 +358,25 @@ CUDA = bases.Cuda("13.2.1", "ubuntu24.04", "2.28.9-1+cuda13.0")
 HOLD = "RUN /bin/sh -c apt-mark hold ${NV_LIBCUBLAS_PACKAGE_NAME} ${NV_LIBNCCL_PACKAGE_NAME} # buildkit"
 
 
-def test_images() -> None:
-    def facts(**change: str | None) -> ImageFacts:
-        env = {name: value for name, value in {**CUDA.environment("runtime"), **change}.items() if value is not None}
-        config = {"config": {"Env": [f"{n}={v}" for n, v in env.items()]}, "history": [{"created_by": HOLD}, {}]}
-        return image_facts(config)
-
-    shown = facts()
-    assert (shown.nccl, shown.held) == ("2.28.9-1+cuda13.0", ("libcublas-13-2", "libnccl2"))
-    assert shown.environment == CUDA.environment("runtime")
-    assert facts(NV_LIBNCCL_PACKAGE=None).nccl == "2.28.9-1"
-    without = facts(NV_LIBNCCL_PACKAGE=None, NCCL_VERSION=None, NV_LIBNCCL_PACKAGE_NAME=None)
-    assert (without.nccl, without.held) == ("", ("libcublas-13-2",))
-    assert image_facts({"config": None}).held == ()
-    with pytest.raises(ImagebuildError, match="cannot be read"):
-        image_facts({"config": {"Env": [1]}})
+@pytest.mark.parametrize("row", data("worlds/images"), ids=lambda row: row["says"])
+def test_images(row: Row, project: Project, full_plan: Plan) -> None:
+    env = {n: v for n, v in {**CUDA.environment("runtime"), **row.get("env", {})}.items() if v is not None}
+    own = {"Env": [f"{name}={value}" for name, value in env.items()], **(row.get("config") or {})}
+    config = {"config": own if row.get("config", {}) is not None else None}
+    config["history"] = row.get("history", [{"created_by": HOLD}, {}])
+    if row.get("stops"):
+        with pytest.raises(ImagebuildError, match="cannot be read: .*; choose another tag"):
+            image_facts(config)
+        return
+    facts = image_facts(config)
+    assert {**facts.model_dump(mode="json"), **row.get("facts", {})} == facts.model_dump(mode="json")
+    target = select_one(full_plan, "hpcx-cuda13.2.1-ubuntu24.04-runtime")
+    recipe = replace(Renderer(project).recipe(target), base_facts=dict.fromkeys(target.platforms, facts))
+    for note in row.get("notes", ()):
+        assert [line for line in adaptations(recipe) if line.startswith("nvidia/cuda") and note in line]
+    final = Renderer(project).dockerfile(target).text.rpartition("\nFROM ")[2]
+    assert "\nUSER root\n" in final, "whatever the base's user is"
+    assert "--allow-change-held-packages \\\n" in final, "whatever the base holds"
 
 
 def test_texts_and_links_of_an_archive_name_the_folders_of_the_image(tmp_path: Path) -> None:
@@ -331,6 +387,8 @@ def test_texts_and_links_of_an_archive_name_the_folders_of_the_image(tmp_path: P
         spellings = "a=ompi5 $HPCX_DIR/ompi4/lib ${HPCX_DIR}/ompi${mpi_version}/bin $hpcx_dir/ompi$v"
         tree["hpcx-odd-init.sh"] = File(f"{spellings} {built}/ucx https://a.example/hpcx-v9/ompi5 libompi5\n".encode())
         tree["utils/again.sh"] = File(b"cd $HPCX_DIR/sources\n")
+        tree["mpi/other-5.0/bin/mpirun"] = File(b"x", 0o755)
+        tree["utils/other.sh"] = File(b"$HPCX_DIR/mpi/other-5.0/lib mpi/other-5.01\n")
         tree["ucx/link"] = File(link=f"{built}/ucx/lib")
         folder = hpcx.unpack(tree, tmp_path / version)
         subprocess.run(["perl", ROOT / "dockerfiles/components/hpcx/files/relocate", folder], check=True)
@@ -339,6 +397,8 @@ def test_texts_and_links_of_an_archive_name_the_folders_of_the_image(tmp_path: P
             f"{folder}/ucx https://a.example/hpcx-v9/ompi5 libompi5\n"
         )
         assert str((folder / "ucx/link").readlink()) == f"{folder}/ucx/lib"
+        assert (folder / "utils/other.sh").read_text() == "$HPCX_DIR/ompi/lib mpi/other-5.01\n"
+        assert not list(folder.rglob("mpirun"))
         assert not list(folder.glob("ompi*")) + list(folder.glob("sources")) + list(folder.glob("utils/again.sh"))
         texts = [path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "hpcx-odd-init.sh"]
         assert not [text for text in texts if re.search(rb"ompi[0-9$]|build-result|" + which.name.encode(), text)]

@@ -33,7 +33,7 @@ PREFIX = b"@PREFIX@"
 MACHINES = {"x86_64": 62, "aarch64": 183}
 STANDIN = "STAND-IN made for the tests of imagebuild; nothing in it is the vendor's.\n"
 VARIANTS = ("debug", "mt", "prof")
-"""Variants of UCX. Each has init scripts and a modulefile in 2.50."""
+"""Variants of UCX. Each has init scripts and modulefiles in 2.50."""
 Tree = dict[str, "File"]
 """Maps each path below the archive's folder to its file."""
 Release = dict[str, Any]
@@ -128,8 +128,10 @@ def files(known: Release, which: Distribution) -> Tree:
         "LICENSE": f"{STANDIN}The vendor's archive has the text of an end user licence agreement here.\n",
         "hpcx-init.sh": init_script(known),
         "hpcx-init-ompi.sh": init_script(known),
+        "modulefiles/hpcx-stack": f"#%Module\n# {STANDIN}prepend-path LD_LIBRARY_PATH {prefix}/ucx/lib\n",
         "modulefiles/hpcx": f"#%Module\n# {STANDIN}set hpcx_dir {prefix}\nsetenv HPCX_DIR $hpcx_dir\n",
     }  # fmt: skip
+    texts["modulefiles/hpcx-ompi"] = texts["modulefiles/hpcx"]
     mpi = known["mpi"]["default"]
     for variant in VARIANTS:
         # These scripts spell the folder of Open MPI in another way.
@@ -138,7 +140,7 @@ def files(known: Release, which: Distribution) -> Tree:
             "export HPCX_DIR=$here", f"export HPCX_DIR=$here\nmpi_version={mpi.removeprefix('ompi')}"
         )
         texts[f"hpcx-{variant}-init.sh"] = texts[f"hpcx-{variant}-init-ompi.sh"] = spelled
-        texts[f"modulefiles/hpcx-{variant}"] = (
+        texts[f"modulefiles/hpcx-{variant}"] = texts[f"modulefiles/hpcx-{variant}-ompi"] = (
             f"#%Module\n# {STANDIN}set hpcx_dir {prefix}\nsetenv HPCX_MPI_DIR $hpcx_dir/{mpi}\n"
             f"prepend-path LD_LIBRARY_PATH $hpcx_dir/ucx/{variant}/lib\n"
         )

@@ -35,7 +35,7 @@ class Keys:
             keys._create(name, "0")
         keys._create(EXPIRED, "3d", "--faked-system-time", PAST)
         keys.public.mkdir()
-        for name in (CUDA, CUDA_NEW, DOCA, EXPIRED):
+        for name in (CUDA, CUDA_NEW, DOCA, STRANGER, EXPIRED):
             for ending, form in (("asc", ("--armor",)), ("gpg", ())):
                 keys._gpg(*form, "--output", f"{keys.public / name}.{ending}", "--export", keys.fingerprint(name))
 

@@ -44,6 +44,8 @@ class Server:
     """If set, connections of truncated files are closed at once. Otherwise clients wait until the event is set."""
     replaced: dict[str, bytes] = field(default_factory=dict)
     """Maps prefixes of paths to the content that is sent instead. The longest matching prefix is used."""
+    moved: bool = False
+    """Whether files are answered with a redirect to the same path on another host, `localhost`."""
     failing: dict[str, list[int]] = field(default_factory=dict)
     """Maps prefixes of paths to the statuses of the next answers, the last status first."""
 
@@ -73,6 +75,8 @@ class Server:
 
     def answer(self, handler: Handler, path: str, query: str) -> Answer:
         body = handler.content()
+        if self.moved and handler.headers["Host"].startswith("127."):
+            return Answer(302, headers={"Location": f"http://localhost:{self.port}{handler.path}"})
         login = base64.b64encode(self.login.encode()).decode()
         if login and handler.headers.get("Authorization") != f"Basic {login}":
             return Answer(401, headers={"WWW-Authenticate": 'Basic realm="site"'})

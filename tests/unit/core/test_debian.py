@@ -15,9 +15,9 @@ from imagebuild.core.debian import (
     apt_sources,
     as_oneline,
     debian_sources,
-    expired_since,
     flat_repository_folder,
     installed_packages,
+    invalid_because,
     offers_in_index,
     package_indexes,
     package_names,
@@ -51,11 +51,15 @@ def test_flat_repositories() -> None:
 
 def test_a_release_that_is_over() -> None:
     release = Release("Origin: x\nValid-Until: Sat, 21 Nov 2026 00:00:00 UTC\n")
-    assert expired_since(release, datetime(2026, 11, 20, tzinfo=UTC)) is None
-    assert expired_since(release, datetime(2026, 11, 22, tzinfo=UTC)) == "Sat, 21 Nov 2026 00:00:00 UTC"
-    assert expired_since(Release(), datetime(2026, 11, 22, tzinfo=UTC)) is None
+    assert invalid_because(release, datetime(2026, 11, 20, tzinfo=UTC)) is None
+    assert "until Sat, 21 Nov 2026 00:00:00 UTC" in str(invalid_because(release, datetime(2026, 11, 22, tzinfo=UTC)))
+    assert invalid_because(Release(), datetime(2026, 11, 22, tzinfo=UTC)) is None
+    for zone in ("UTC", "-0000"):
+        release = Release(f"Date: Sat, 21 Nov 2026 00:00:00 {zone}\n")
+        assert invalid_because(release, datetime(2026, 11, 21, tzinfo=UTC)) is None
+        assert "in the future" in str(invalid_because(release, datetime(2026, 11, 20, 23, 59, tzinfo=UTC)))
     with pytest.raises(ResultError, match="is not a date"):
-        expired_since(Release({"Valid-Until": "soon"}), datetime(2026, 11, 22, tzinfo=UTC))
+        invalid_because(Release({"Valid-Until": "soon"}), datetime(2026, 11, 22, tzinfo=UTC))
 
 
 def test_the_smallest_index_first_and_no_weak_hash() -> None:

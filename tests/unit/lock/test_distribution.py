@@ -2,6 +2,8 @@
 
 import hashlib
 import lzma
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from imagebuild.lock.distribution import (
     ReleasePackages,
     archive_of,
     installed_packages,
+    package_name,
     release_packages,
 )
 from imagebuild.lock.upstream import Upstream
@@ -54,7 +57,7 @@ def publish(root: Path, keys: Keys, row: dict[str, Any]) -> None:
             by_hash = folder / component / "binary-amd64/by-hash/SHA256"
             by_hash.mkdir(parents=True)
             (by_hash / hashlib.sha256(content).hexdigest()).write_bytes(content)
-        keys.publish(folder, files, by, "Acquire-By-Hash: yes")
+        keys.publish(folder, files, by, f"Acquire-By-Hash: yes\n{row.get('more', '')}".strip())
     for gone in row.get("gone", ()):
         for path in root.rglob(f"dists/**/{gone}"):
             path.unlink()
@@ -85,6 +88,13 @@ def test_what_becomes_of_each_archive(
                 upstream.unavailable(wanted)
         else:
             assert upstream.unavailable(wanted) == ([row["lacks"]] if "lacks" in row else [])
+            if remedy := re.search(
+                r"request (\d\S*)|provides it: (\S+?)(,|$)|did you mean '(.*)'", row.get("lacks", "")
+            ):
+                name = package_name(row["wants"][0])
+                other = f"{name}={remedy[1]}" if remedy[1] else remedy[2] or remedy[4]
+                again = replace(wanted, packages=(other,), owners=((other, "pmix"),))
+                assert upstream.unavailable(again) == []
         asked = [request.path.split("/")[-2] for request in server.requests if request.path.endswith("InRelease")]
         assert asked == row.get("asked", asked)
 
