@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache, partial
@@ -19,15 +19,13 @@ from pydantic import Field
 
 from imagebuild.core import debian
 from imagebuild.core.errors import CommandError, Unreachable, suggestion
-from imagebuild.core.fields import ARCHS, Arch, Model, Platform
+from imagebuild.core.fields import Arch, Model
 from imagebuild.core.http import Downloads
 from imagebuild.core.run import RunProgram
 from imagebuild.core.yaml import read_yaml
 from imagebuild.lock.repositories import SIGNED, key_in_package, missing, read_packages, signed_release
 from imagebuild.project.lockfile import Fingerprint, PackageSource
 from imagebuild.project.matrix import PACKAGE, Base
-from imagebuild.project.plan import Target
-from imagebuild.render.renderer import Renderer
 
 
 class Distribution(Model):
@@ -95,33 +93,6 @@ class ReleasePackages(PackageSource):
     archive: Archive | None = None
     owners: tuple[tuple[str, str], ...] = ()
     """Each package, with a component or image that installs it."""
-
-
-def release_packages(
-    renderer: Renderer, targets: Iterable[Target], platforms: Sequence[Platform]
-) -> Iterator[ReleasePackages]:
-    """Yield the packages that targets and their build stages install from the archives of distributions, for each
-    release and architecture. Without `platforms`, for all platforms of the targets."""
-    bases = renderer.project.matrix.model.bases
-    read = cache(lambda text: tuple(installed_packages(text)))
-    owners: dict[tuple[str, Arch], dict[str, str]] = {}
-    for target in targets:
-        recipe = renderer.recipe(target)
-        final = renderer.dockerfile(target).text.rpartition("\nFROM ")[2]
-        places = [(target.image, target.axes["os"], final, [part.repository for part in recipe.components])]
-        places += [(s.name, s.values["os"], renderer.stage(target, s), [s.packages]) for s in recipe.stages]
-        named = {package: part.name for part in recipe.components for package in part.packages}
-        for name, os, text, pinned in places:
-            others = {package_name(package) for each in pinned if each for package in each.packages}
-            wanted = {p: named.get(p, name) for p in read(text) if package_name(p) not in others}
-            for arch in ARCHS:
-                if f"linux/{arch}" in {*target.platforms} & {*(platforms or target.platforms)} and wanted:
-                    owners.setdefault((os, arch), {}).update(wanted)
-    for (os, arch), packages in owners.items():
-        archive = archive_of(bases[os], arch)
-        place = archive.suites[0] if archive else bases[os].image
-        owned = tuple(sorted(packages.items()))
-        yield ReleasePackages(f"{place} {arch}", os, "", tuple(sorted(packages)), (arch,), archive, owned)
 
 
 def check_packages(run: RunProgram, web: Downloads, wanted: ReleasePackages) -> list[str]:

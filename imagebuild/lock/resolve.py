@@ -6,11 +6,11 @@ import json
 import os
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -21,12 +21,12 @@ from imagebuild import __version__
 from imagebuild.core import settings
 from imagebuild.core.console import Progress, format_size, out, print_table, redacted_text
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError, Unreachable, plural, suggestion
-from imagebuild.core.fields import Model, Platform
+from imagebuild.core.fields import ARCHS, Arch, Model, Platform
 from imagebuild.core.files import write_text
 from imagebuild.core.http import Advance
 from imagebuild.core.run import for_each
 from imagebuild.lock import repositories
-from imagebuild.lock.distribution import ReleasePackages, release_packages
+from imagebuild.lock.distribution import ReleasePackages, archive_of, installed_packages, package_name
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.load import LOCK
 from imagebuild.project.lockfile import (
@@ -136,6 +136,33 @@ def describe_entry(entry: Entry) -> str:
             return f"{len(entry.packages)} packages, key {entry.fingerprint[-16:]}"
         case wheels:
             return ", ".join(f"{wheel.name} {wheel.version}" for wheel in wheels)
+
+
+def release_packages(
+    renderer: Renderer, targets: Iterable[Target], platforms: Sequence[Platform]
+) -> Iterator[ReleasePackages]:
+    """Yield the packages that targets and their build stages install from the archives of distributions, for each
+    release and architecture. Without `platforms`, for all platforms of the targets."""
+    bases = renderer.project.matrix.model.bases
+    read = cache(lambda text: tuple(installed_packages(text)))
+    owners: dict[tuple[str, Arch], dict[str, str]] = {}
+    for target in targets:
+        recipe = renderer.recipe(target)
+        final = renderer.dockerfile(target).text.rpartition("\nFROM ")[2]
+        places = [(target.image, target.axes["os"], final, [part.repository for part in recipe.components])]
+        places += [(s.name, s.values["os"], renderer.stage(target, s), [s.packages]) for s in recipe.stages]
+        named = {package: part.name for part in recipe.components for package in part.packages}
+        for name, release, text, pinned in places:
+            others = {package_name(package) for each in pinned if each for package in each.packages}
+            wanted = {p: named.get(p, name) for p in read(text) if package_name(p) not in others}
+            for arch in ARCHS:
+                if f"linux/{arch}" in {*target.platforms} & {*(platforms or target.platforms)} and wanted:
+                    owners.setdefault((release, arch), {}).update(wanted)
+    for (release, arch), packages in owners.items():
+        archive = archive_of(bases[release], arch)
+        place = archive.suites[0] if archive else bases[release].image
+        owned = tuple(sorted(packages.items()))
+        yield ReleasePackages(f"{place} {arch}", release, "", tuple(sorted(packages)), (arch,), archive, owned)
 
 
 # Asking

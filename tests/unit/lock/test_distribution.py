@@ -18,8 +18,8 @@ from imagebuild.lock.distribution import (
     archive_of,
     installed_packages,
     package_name,
-    release_packages,
 )
+from imagebuild.lock.resolve import release_packages
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.matrix import Base
 from imagebuild.project.plan import Plan
