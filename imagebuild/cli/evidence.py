@@ -112,7 +112,6 @@ def verify_attachments_of(
     signers: options.TrustOptions, image: str, require: str, scan_days: int, json_file: str | None
 ) -> None:
     """Verify that the attestations of an image are about this image, and that they report no problem.
-
     Exit status 1 if a required attachment is missing or wrong."""
     from imagebuild.publish.attest import verify_attachments
     from imagebuild.report.document import one_line

@@ -137,7 +137,6 @@ def publication_of(index: Manifest) -> Publication | None:
 
 def tag_problem(name: ImageReference, index: Manifest) -> str:
     """Return why an index does not state that publishing gave it this tag; empty if it does, or for a digest.
-
     A signature is about a digest, so everybody who may push can move a tag to another image with a signature."""
     try:
         stated = publication_of(index)
