@@ -20,6 +20,14 @@ from imagebuild.render.resolve import SharedParts, gpu_capabilities, resolve_rec
 from imagebuild.render.stages import Dockerfile, check_appended, first_mistake
 from imagebuild.render.templates import Templates
 
+MAY_CHANGE_FOLDERS = re.compile(
+    r"/out/(\w+|\{[\w,]+\}|\$\w+)/(tmp|root|run|s?bin|lib(64)?|var/(tmp|run))\b"
+    r"|\b(umask|chown|rsync|cpio|unzip)\b|(-C|--directory[= ]|-x \S+|-d) ?[\"']?/out/"
+    r"|cp -\w*[ap]\w* .*/\. [\"']?/out/\w+/?[\"'\s]"
+)
+"""Matches commands that can leave folders of the base image in /out/ as another kind of file, or with another mode or
+owner. `mkdir` and `install` make folders as they are there."""
+
 
 class Renderer:
     """Renderer of the Dockerfiles of a project. Build stages that several targets share are rendered only once."""
@@ -120,6 +128,9 @@ class Renderer:
             raise ConfigError(f"{path}:{number}: {problem}")
         if not re.search(rf"^(?i:FROM) .* (?i:AS) {name}$", text, re.MULTILINE):
             raise ConfigError(f"{path}:1: has no stage {name}; write `FROM … AS {name}`")
+        own_last = re.search(rf"^(?i:FROM) (?!.*scratch ).* (?i:AS) {name}\n(?!(.*\n)*(?i:FROM) )", text, re.MULTILINE)
+        if own_last and not component.stage_only and MAY_CHANGE_FOLDERS.search(text):
+            text += "\n" + self._templates.render("folders.j2", name=name)
         return self._stages.setdefault(stage, f"{heading}\n{text}")
 
     def _install(self, name: str, version: str, variant: str) -> str:

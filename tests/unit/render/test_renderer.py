@@ -8,6 +8,7 @@ from imagebuild.project.plan import Plan, make_plan, select_one, select_targets
 from imagebuild.project.project import Changes, Project
 from imagebuild.render.renderer import Renderer
 from imagebuild.render.resolve import gpu_capabilities
+from tests.conftest import ROOT, Files
 
 GOLDEN = [
     "quickstart-cuda13.5-debian13-runtime", "quickstart-cuda13.5-debian13-devel", "open-cuda13.5-debian13-devel",
@@ -72,3 +73,24 @@ def test_targets_share_stages_letter_for_letter(renderer: Renderer, full_plan: P
 def test_what_targets_share_changes_none_of_them(project: Project, renderer: Renderer, full_plan: Plan) -> None:
     for target in full_plan.targets[::3]:
         assert renderer.dockerfile(target).text == Renderer(project).dockerfile(target).text
+
+
+@pytest.mark.parametrize(
+    ("command", "is_kept"),
+    [
+        ("mkdir -p /out/devel /out/runtime/tmp", True), ("mkdir -p /out/{devel,runtime}/root/x", True),
+        ("umask 077; mkdir -p /out/runtime/opt", True), ("chown 1001:1001 /out/runtime/opt", True),
+        ("tar -xf x.tar -C /out/runtime", True), ("dpkg-deb -x x.deb /out/$variant", True),
+        ("cp -a tree/. /out/runtime/", True), ("mkdir -p /out/runtime/lib", True),
+        ("mkdir -p /out/runtime/opt/x/lib", False), ("tar -xf x.tar -C /tmp", False),
+        ("cp -a lib/. /out/runtime/opt/x/", False),
+    ],
+)  # fmt: skip
+def test_folders_of_the_base_are_kept(tiny: Files, command: str, *, is_kept: bool) -> None:
+    """A step follows if a component may leave folders of the base image with other attributes."""
+    build = tiny.root / "dockerfiles/components/tool/build.j2"
+    build.write_text(build.read_text().replace("RUN make", f"RUN {command}"))
+    (tiny.root / "dockerfiles/folders.j2").write_text((ROOT / "dockerfiles/folders.j2").read_text())
+    project = tiny.load()
+    text = Renderer(project).dockerfile(make_plan(project).targets[0]).text
+    assert text.count('chmod --reference="$path" ".$path"') == is_kept
