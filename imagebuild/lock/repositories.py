@@ -39,13 +39,14 @@ NOT_GOOD = ("BADSIG", "EXPSIG", "EXPKEYSIG", "REVKEYSIG", "ERRSIG")
 
 
 def signed_release(
-    run: RunProgram, key: bytes, content: bytes, signature: bytes | None = None
+    run: RunProgram, key: bytes, content: bytes, signature: bytes | None = None, releases: Iterable[str] = ()
 ) -> tuple[Release, tuple[str, ...]]:
     """Verify a Release file. Return its content, and the fingerprints of the primary keys that signed the file.
 
     `content` contains the release and its signature, or only the release if `signature` is separate. `key` contains one
-    or more public keys, armoured or binary. Raises CommandError if no key has signed the release, if a signature
-    belongs to another text, or if the release has expired."""
+    or more public keys, armoured or binary. `releases` are values of the axis `os` whose apt must accept a signature.
+    Raises CommandError if no key has signed the release, if a signature belongs to another text, if the release has
+    expired, or if apt refuses all signatures."""
     with tempfile.TemporaryDirectory(prefix="imagebuild-gpg-") as name:
         folder = Path(name)
         keys, signed, text, status = (folder / name for name in ("keys", "signed", "text", "status"))
@@ -69,23 +70,82 @@ def signed_release(
             raise CommandError(
                 f"the release is not signed by the repository's key: {found}; {debian.RETRY}, or {KEY_REMEDY}"
             )
+        bare, exported = (*GPG, name), folder / "exported"
+        run(*bare, "--output", str(exported), "--export", timeout=TIMEOUT_S)
+        packets = run(*bare, "--list-packets", str(exported), timeout=TIMEOUT_S)
+        problems = {signature: refusal(packets, signature, [*releases]) for signature in good}
+        if all(problems.values()):
+            listed = "; ".join(dict.fromkeys(problems.values()))
+            raise CommandError(f"{listed}; ask the owner of the repository for a stronger key, or {KEY_REMEDY}")
         # Read the output of gpg, which leaves out text around the signed part.
         release = Release(text.read_bytes().decode(errors="replace"))
     if problem := debian.invalid_because(release, datetime.now(UTC)):
         raise CommandError(f"the release {problem}")
-    return release, good
+    return release, tuple(dict.fromkeys(signature.primary for signature in good if not problems[signature]))
 
 
-def _signatures(status: str) -> tuple[tuple[str, ...], list[str]]:
-    """Return the fingerprints of the primary keys with valid signatures, and texts about the invalid signatures."""
-    good, others = [], []
+class Signature(NamedTuple):
+    """A valid signature: fingerprints of the key or subkey that made it and of its primary key, and hash algorithm."""
+
+    signer: str
+    primary: str
+    digest: int
+
+
+SQV_RELEASES = re.compile(r"debian(1[3-9]|[2-9]\d)|ubuntu(2[5-9]|[3-9]\d)")
+"""Values of the axis `os` whose apt verifies signatures with sqv. The apt of earlier releases uses gpgv."""
+WEAK_HASHES: Mapping[int, str] = {1: "MD5", 2: "SHA-1", 3: "RIPEMD-160"}
+"""Hash algorithms of OpenPGP that apt refuses in signatures; sqv refuses them in the self-signatures of keys too."""
+PUBLIC_KEY = re.compile(r"algo (?P<algorithm>\d+),.*?\[(?P<bits>\d+) bits\].*?keyid: (?P<id>\w{16})", re.DOTALL)
+SIGNATURE = re.compile(r"keyid (?P<by>\w{16})\n.*?sigclass 0x(?P<kind>\w\w)\n\s+digest algo (?P<hash>\d+)", re.DOTALL)
+RSA, DSA, LEAST_BITS = "1", "17", 2048
+BINDINGS, OF_SUBKEY = frozenset({"10", "11", "12", "13", "1F"}), frozenset({"18"})
+"""Kinds of self-signatures: those that make a primary key valid, and the one for a subkey."""
+
+
+def refusal(packets: str, signature: Signature, releases: Sequence[str]) -> str:
+    """Return why the apt of these releases refuses a valid signature; empty if it accepts the signature.
+    `packets` describes the keys, as `gpg --list-packets` prints it."""
+    if signature.digest in WEAK_HASHES:
+        return f"the signature of the release uses {WEAK_HASHES[signature.digest]}, which apt refuses"
+    strict = [release for release in releases if SQV_RELEASES.match(release)]
+    main, own, kinds, keys, bound = "", "", BINDINGS, dict[str, re.Match[str]](), dict[str, set[int]]()
+    for kind, text in re.findall(r"^:([\w ]+?) packet:(.*?)(?=^:|\Z)", packets, re.DOTALL | re.MULTILINE):
+        if kind.startswith("public") and (key := PUBLIC_KEY.search(text)):
+            own = key["id"]
+            main = own if kind == "public key" else main
+            keys[own] = key
+            kinds = BINDINGS if own == main else OF_SUBKEY
+        elif (
+            kind == "signature"
+            and (binding := SIGNATURE.search(text))
+            and binding["by"] == main
+            and binding["kind"].upper() in kinds
+        ):
+            bound.setdefault(own, set()).add(int(binding["hash"]))
+    for fingerprint in dict.fromkeys((signature.primary, signature.signer)) if strict else ():
+        number = fingerprint[-16:]
+        hashes, found = bound.get(number, set()), keys.get(number)
+        if hashes and not hashes - {*WEAK_HASHES}:
+            weak = ", ".join(WEAK_HASHES[code] for code in sorted(hashes))
+            return f"the key {fingerprint} is bound by {weak}, which the apt of {', '.join(strict)} refuses"
+        if found and (found["algorithm"] == DSA or (found["algorithm"] == RSA and int(found["bits"]) < LEAST_BITS)):
+            name = "DSA" if found["algorithm"] == DSA else f"RSA with {found['bits']} bits"
+            return f"the key {fingerprint} uses {name}, which the apt of {', '.join(strict)} refuses"
+    return ""
+
+
+def _signatures(status: str) -> tuple[list[Signature], list[str]]:
+    """Return the valid signatures, and texts about the invalid signatures."""
+    good, others = list[Signature](), list[str]()
     for part in re.split(r"^\[GNUPG:\] NEWSIG", status, flags=re.MULTILINE)[1:]:
         lines = {words[1]: words[2:] for line in part.splitlines() if len(words := line.split()) > 1}
         bad = [f"{kind} {lines[kind][0]}" for kind in NOT_GOOD if kind in lines]
         others += bad[:1]
         if not bad and "GOODSIG" in lines and "VALIDSIG" in lines:
-            good.append(lines["VALIDSIG"][-1])  # the primary key; a subkey may have made the signature
-    return tuple(dict.fromkeys(good)), others
+            words = lines["VALIDSIG"]
+            good.append(Signature(words[0], words[-1], int(words[7])))
+    return good, others
 
 
 class PackageIndex(NamedTuple):
@@ -134,7 +194,7 @@ def read_index(run: RunProgram, web: Downloads, source: PackageSource) -> Packag
             )
         else:
             key = web.read(source.key)
-        release, fingerprints = signed_release(run, key, content, signature)
+        release, fingerprints = signed_release(run, key, content, signature, source.releases)
         index = read_packages(web, base, debian.package_indexes(release))
         return PackageIndex(fingerprints, *debian.offers_in_index(index, map(name_of, source.packages), source.archs))
     except ImagebuildError as error:

@@ -83,7 +83,8 @@ def merged_sources(sources: Iterable[Source]) -> tuple[Source, ...]:
                 )
             packages = tuple(sorted({*first.packages, *source.packages}))
             archs = tuple(sorted({*first.archs, *source.archs}))
-            merged[key_of(source)] = replace(source, packages=packages, archs=archs)
+            releases = tuple(sorted({*first.releases, *source.releases}))
+            merged[key_of(source)] = replace(source, packages=packages, archs=archs, releases=releases)
     return tuple(merged.values())
 
 
@@ -162,7 +163,9 @@ def release_packages(
         archive = archive_of(bases[release], arch)
         place = archive.suites[0] if archive else bases[release].image
         owned = tuple(sorted(packages.items()))
-        yield ReleasePackages(f"{place} {arch}", release, "", tuple(sorted(packages)), (arch,), archive, owned)
+        yield ReleasePackages(
+            f"{place} {arch}", release, "", tuple(sorted(packages)), (arch,), (release,), archive, owned
+        )
 
 
 # Asking

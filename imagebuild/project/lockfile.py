@@ -334,6 +334,8 @@ class PackageSource:
     """Packages, each as `name` or `name=version`."""
     archs: tuple[Arch, ...] = field(default=(), compare=False)
     """Architectures for which the packages must exist. If empty, every architecture in the index counts."""
+    releases: tuple[str, ...] = field(default=(), compare=False)
+    """Values of the axis `os` whose apt must accept the repository."""
 
 
 Source = BaseImage | Archive | GitRef | WheelSet | PackageSource

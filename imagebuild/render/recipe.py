@@ -34,6 +34,8 @@ class PinnedPackages:
     fingerprint is `unresolved`."""
     versions: Mapping[str, Collection[str]]
     """Maps each package to its versions in the lock: several if the repositories of two architectures differ."""
+    release: str = ""
+    """Value of the axis `os`."""
 
     @property
     def urls(self) -> dict[Arch, str]:
@@ -43,7 +45,7 @@ class PinnedPackages:
     def source(self, arch: Arch, packages: tuple[str, ...]) -> PackageSource:
         """Return the source of packages for an architecture: the repository, with these packages."""
         found = self.repositories[arch]
-        return PackageSource(found.url, found.suite, found.key, packages, (arch,))
+        return PackageSource(found.url, found.suite, found.key, packages, (arch,), (self.release,))
 
 
 @dataclass(frozen=True, eq=False)

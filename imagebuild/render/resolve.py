@@ -311,6 +311,7 @@ def _pinned_packages(chosen: _Chosen, name: str, *, every: bool, stage: bool) ->
     return PinnedPackages(
         repositories=by_arch, packages=packages, keys=keys or {lockfile.UNRESOLVED: next(iter(by_arch.values())).key},
         versions={p: {entry.packages[p] for entry in locked if p in entry.packages} for p in packages},
+        release=chosen.target.axes["os"],
     )  # fmt: skip
 
 

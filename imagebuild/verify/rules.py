@@ -31,7 +31,7 @@ from imagebuild.verify.files import Elf, FileEntry, Finding
 from imagebuild.verify.inspection import Inspection, NotApplicable, merged
 from imagebuild.verify.layers import is_a, read_layers
 from imagebuild.verify.paths import base_kept, command, environment, for_every_user, startable
-from imagebuild.verify.runtime import executable_stack, loaded_with, one_of_each, opened_files, plugins
+from imagebuild.verify.runtime import SITE, executable_stack, loaded_with, one_of_each, opened_files, plugins
 from imagebuild.verify.subject import ImageFinder, room_explained
 from imagebuild.verify.wheels import wheels
 
@@ -66,10 +66,15 @@ def closure(inspection: Inspection) -> Iterator[Finding]:
         if DRIVER.search(name):
             continue
         loss = f"; {opened[who].loss}" if who in opened else ""
+        folder, _, file = who.rpartition("/")
+        # Alternatives of a Python module differ after the first dot, such as those of mpi4py for each MPI.
+        if SITE.match(who) and sum(other.startswith(f"{file.partition('.')[0]}.") for other in tree.names(folder)) > 1:
+            yield Finding(f"/{who}", f"needs {name}; there are alternatives of this module", note=True)
+            continue
         where = "which the image lacks"
         if name in provided:
             where = f"which the loader does not find, although /{provided[name]} provides it"
-        on_path = tree.resolve(who.rpartition("/")[0]) in folders and who not in used
+        on_path = tree.resolve(folder) in folders and who not in used
         if (who, name) in needed or name not in provided or on_path:
             yield Finding(f"/{who}", f"needs {name}, {where}{loss}")
         else:

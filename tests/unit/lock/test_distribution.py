@@ -81,7 +81,7 @@ def test_what_becomes_of_each_archive(
         archive = archive_of(Base(image="ubuntu:26.04"), "amd64")
         assert archive
         owners = tuple((package, "pmix") for package in row["wants"])
-        wanted = ReleasePackages("u", "ubuntu26.04", "", tuple(row["wants"]), ("amd64",), archive, owners)
+        wanted = ReleasePackages("u", "ubuntu26.04", "", tuple(row["wants"]), ("amd64",), (), archive, owners)
         upstream = Upstream(patience=Patience(0.1, 0.001))
         if "stops" in row:
             with pytest.raises(ImagebuildError, match=row["stops"]):

@@ -2,11 +2,16 @@
 
 import gzip
 import hashlib
+import subprocess
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.http import Patience
+from imagebuild.core.run import run_program
+from imagebuild.lock.repositories import signed_release
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.lockfile import LockedRepository, PackageSource
 from tests.unit.conftest import at
@@ -35,3 +40,31 @@ def test_only_what_is_signed_counts(downloads: Server) -> None:
 def test_a_suite_that_is_not_flat() -> None:
     with pytest.raises(ConfigError, match="the suite 'stable' is not flat"):
         Upstream().index(PackageSource("https://example.org/", "stable", "k", ()))
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    ("key", "binding", "release", "system", "problem"),
+    [
+        ("rsa2048", "SHA256", "SHA256", "debian13", ""), ("ed25519", "SHA512", "SHA256", "ubuntu26.04", ""),
+        ("rsa2048", "SHA1", "SHA256", "debian13", "is bound by SHA-1, which the apt of debian13 refuses"),
+        ("ed25519", "SHA1", "SHA256", "ubuntu26.04", "is bound by SHA-1, which the apt of ubuntu26.04 refuses"),
+        ("rsa2048", "SHA1", "SHA256", "ubuntu24.04", ""), ("rsa1024", "SHA256", "SHA256", "debian12", ""),
+        ("rsa1024", "SHA256", "SHA256", "debian13", "uses RSA with 1024 bits, which the apt of debian13 refuses"),
+        ("rsa2048", "SHA256", "SHA1", "debian12", "the signature of the release uses SHA-1, which apt refuses"),
+    ],
+)  # fmt: skip
+def test_keys_that_apt_refuses(tmp_path: Path, key: str, binding: str, release: str, system: str, problem: str) -> None:
+    """The verdicts on debian13 are those of its sqv for the same keys."""
+    (tmp_path / "home").mkdir(mode=0o700)
+    gpg = ["gpg", "--batch", "--homedir", str(tmp_path / "home"), "--passphrase", "", "--cert-digest-algo", binding]
+    subprocess.run([*gpg, "--quick-gen-key", "x@example.org", key, "sign"], check=True, capture_output=True)
+    (tmp_path / "Release").write_text("Origin: test\n")
+    sign = [*gpg, "--digest-algo", release, "--clearsign", str(tmp_path / "Release")]
+    subprocess.run(sign, check=True, capture_output=True)
+    public = subprocess.run([*gpg, "--export"], check=True, capture_output=True).stdout
+    signed = (tmp_path / "Release.asc").read_bytes()
+    with pytest.raises(CommandError, match=f"{problem}; ask the owner") if problem else nullcontext():
+        found, (fingerprint,) = signed_release(run_program, public, signed, releases=[system])
+        assert (found["Origin"], len(fingerprint)) == ("test", 40)
+    subprocess.run(["gpgconf", "--homedir", str(tmp_path / "home"), "--kill", "all"], check=True)
