@@ -21,7 +21,7 @@ from imagebuild.oci.layout import OPAQUE, WHITEOUT
 from imagebuild.project.matrix import CheckWaiver
 from imagebuild.project.plan import Plan, axes_of, components_of
 from imagebuild.project.project import Project
-from imagebuild.render.image import image_labels
+from imagebuild.render.image import FOLDER_LISTS, image_labels
 from imagebuild.render.resolve import gpu_capabilities, resolve_recipe
 from imagebuild.verify import layers
 from imagebuild.verify.checks import IMAGE
@@ -499,7 +499,7 @@ def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple
             is_known = inspection.base[0] is not None
             (accepted if is_known else unjudged).append(f"{finding} ({'base image' if is_known else 'not judged'})")
         else:
-            faults.append(str(finding))
+            faults.append(f"{finding}{_declared_by(inspection, finding.subject)}")
             if rule not in INCLUDING_BASE and inspection.layer_of(finding) is not None and inspection.base[0] == 0:
                 unknown = inspection.base[1]
     lines = [*faults, *unjudged, *(f"{subject}: {text}" for subject, text in unused.items()), *accepted]
@@ -517,6 +517,20 @@ def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple
             "seconds": round(time.monotonic() - began, 3),
         }
     )  # fmt: skip
+
+
+def _declared_by(inspection: Inspection, subject: str) -> str:
+    """Return the end of a message: the component that declares a variable or a folder in /opt, if one does."""
+    for name in components_of(inspection.image.labels):
+        file = inspection.project.components.get(name)
+        env = [pair for row in file.model.env for pair in row.values.items()] if file else []
+        declared = ":".join((*(value for _, value in env), *(file.model.libraries if file else ())))
+        folders = re.findall(r"(?:^|:)(/opt/[^/:]+)", declared)
+        if (subject in dict(env) and subject not in FOLDER_LISTS) or any(
+            f"{subject}/".startswith(f"{folder}/") for folder in folders
+        ):
+            return f" (component {name})"
+    return ""
 
 
 def read_images(found: FoundImage, project: Project, plan: Plan, finder: ImageFinder | None = None) -> list[Inspection]:

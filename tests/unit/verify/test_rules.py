@@ -320,6 +320,8 @@ WAIVER = "waivers: [{{rule: setuid, subject: /opt/*, reason: it is meant so, whe
          "/opt/tool: is setuid or setgid (mode 4755) (waived: tool: it is meant so)"),
         (WAIVER.format("runtime"), {}, "setuid", "passed", "/opt/*: the waiver of tool matches no finding; remove it"),
         (WAIVER.format("devel"), {}, "setuid", "passed", ""),
+        ("env: {PATH: /opt/tool/bin}\n", {"opt/tool": Node(b"x", 0o4755)}, "setuid", "failed",
+         "/opt/tool: is setuid or setgid (mode 4755) (component tool)"),
         (WAIVER.format("devel"), TOOL, "setuid", "failed",
          "/opt/tool: is setuid or setgid (mode 4755)"),
     ],
