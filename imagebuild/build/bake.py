@@ -87,6 +87,19 @@ class BuildRequest:
     """True: fetch the inputs from the network, and write the inputs to the bundle. False: read the inputs from the
     bundle."""
 
+    @property
+    def exported(self) -> Path | None:
+        """The folder for OCI layouts that the user named, if the build writes layouts."""
+        return None if self.stage or self.output in ("load", "push", "cacheonly") else Path(self.output)
+
+    @property
+    def log(self) -> Path:
+        """The file for the log: beside the result of a single target, or in the folder of several. The log of a bundle
+        is beside the bundle."""
+        if self.bundle and self.record:
+            return self.bundle.with_name(f"{self.bundle.name}.log")
+        return Path(self.folder, *[target.id for target in self.targets if len(self.targets) == 1], "build.log")
+
 
 @dataclass(frozen=True)
 class CacheEntry:
@@ -151,10 +164,9 @@ class BuildRun:
 
     def layout_folder(self, target: Target) -> Path | None:
         """Return the folder of a target's OCI layout; None if the build does not write a layout."""
-        output = self.request.output
-        if self.request.stage or output in ("load", "cacheonly"):
-            return None
-        return self.request.folder / target.id / "layout" if output == "push" else Path(output) / target.id
+        if self.request.output == "push" and not self.request.stage:
+            return self.request.folder / target.id / "layout"
+        return self.request.exported / target.id if self.request.exported else None
 
 
 def bake_file(run: BuildRun) -> dict[str, Any]:

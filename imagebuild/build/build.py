@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from imagebuild.build import bake, buildx, private
 from imagebuild.build.bake import BuildInputs, BuildRequest, BuildRun, CacheEntry
-from imagebuild.build.folder import held_folders, refuse_links
+from imagebuild.build.folder import BuildLog, held_folders, refuse_links
 from imagebuild.core import console, settings
 from imagebuild.core.console import out
 from imagebuild.core.errors import ConfigError
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -> list[BuildResult]:
     """Build the targets, show the progress, and return the results.
 
-    If a step fails, the steps before it stay in the builder's cache. Raises ConfigError if the request cannot be
-    fulfilled, CommandError if a program, engine or registry fails, ResultError if BuildKit's output cannot be read."""
+    If a step fails, the steps before it stay in the builder's cache, and the whole output is in `request.log`. Raises
+    ConfigError if the request cannot be fulfilled, CommandError if a program, engine or registry fails, ResultError if
+    BuildKit's output cannot be read."""
     if not request.folder.is_absolute():
         refuse_links([request.folder])
     request = replace(request, folder=request.folder.resolve())
@@ -51,43 +52,48 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     check_pinned(project.lock, needed, project.changes.lock_command(*names, *platforms))
     # Render Dockerfiles for all platforms of a target, even if the lock lacks entries for platforms that are not built.
     dockerfiles = {target.id: renderer.dockerfile(target) for target in request.targets}
-    for line in dict.fromkeys(line for recipe in recipes for line in adaptations(recipe)):
-        out.print(f"adapted: {line}")
+    lines = [f"adapted: {line}" for line in dict.fromkeys(line for recipe in recipes for line in adaptations(recipe))]
+    for line in lines:
+        out.print(line)
     stages = {stage for dockerfile in dockerfiles.values() for stage in dockerfile.stages}
     check_request(request, stages, project.lock.date)
-    provide = provider_of(request, dockerfiles)
-    if request.output == "push":
-        # Check before the build, which can take an hour, that the images can be stored.
-        for target in {target.image: target for target in request.targets}.values():
-            buildx.staging_repository(project, target).check_writable()
-    sources = buildx.replaced_sources(project, stages, request.sources)
-    endpoint = engine.find_engine(os.environ)
-    if not request.builder and endpoint.host.startswith("unix://"):
-        wanted = {p for target in request.targets for p in bake.platforms_of(target, request.platforms)}
-        for name in sorted(wanted - {native_platform()}):
-            private.ensure_emulation(name.removeprefix("linux/"))
-    caches: Mapping[str, Sequence[CacheEntry]] = {}
-    if request.cache:
-        from imagebuild.build.caches import cache_entries
-        from imagebuild.build.state import ProjectState
-
-        state = ProjectState(renderer, request.targets, request.platforms, request.base)
-        caches = cache_entries(state.builds(), project.components)
-    about = {
-        "started": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-        "revision": revision.current_revision(project.root),
-        **revision.origin_of_build(project.root, os.environ),
-    }
-    run = BuildRun(request, project, dockerfiles, endpoint, caches=caches, about=about)
     progress = buildx.BuildProgress([target.id for target in request.targets], verbose=request.verbose)
-    refuse_links(run.written)
-    layouts = filter(None, map(run.layout_folder, request.targets))
-    folders = [request.folder, *(layout.parent for layout in layouts if request.output != "push")]
-    with progress, held_folders(folders, progress.note), build_inputs(run, provide, progress) as provided:
-        run = replace(run, inputs=replace(provided, images={**provided.images, **sources}))
-        began = time.monotonic()
-        built = buildx.run_bake(run, progress)
-        results = buildx.export_images(run, *built, time.monotonic() - began, progress)
+    with (
+        progress, held_folders({request.folder, request.exported or request.folder}, progress.note),
+        BuildLog(request.log) as progress.log,
+    ):  # fmt: skip
+        for line in lines:
+            progress.log.write(line)
+        provide = provider_of(request, dockerfiles)
+        if request.output == "push":
+            # Check before the build, which can take an hour, that the images can be stored.
+            for target in {target.image: target for target in request.targets}.values():
+                buildx.staging_repository(project, target).check_writable()
+        sources = buildx.replaced_sources(project, stages, request.sources)
+        endpoint = engine.find_engine(os.environ)
+        if not request.builder and endpoint.host.startswith("unix://"):
+            wanted = {p for target in request.targets for p in bake.platforms_of(target, request.platforms)}
+            for name in sorted(wanted - {native_platform()}):
+                private.ensure_emulation(name.removeprefix("linux/"))
+        caches: Mapping[str, Sequence[CacheEntry]] = {}
+        if request.cache:
+            from imagebuild.build.caches import cache_entries
+            from imagebuild.build.state import ProjectState
+
+            state = ProjectState(renderer, request.targets, request.platforms, request.base)
+            caches = cache_entries(state.builds(), project.components)
+        about = {
+            "started": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+            "revision": revision.current_revision(project.root),
+            **revision.origin_of_build(project.root, os.environ),
+        }
+        run = BuildRun(request, project, dockerfiles, endpoint, caches=caches, about=about)
+        refuse_links(run.written)
+        with build_inputs(run, provide, progress) as provided:
+            run = replace(run, inputs=replace(provided, images={**provided.images, **sources}))
+            began = time.monotonic()
+            built = buildx.run_bake(run, progress)
+            results = buildx.export_images(run, *built, time.monotonic() - began, progress)
         if request.cache_write:
             from imagebuild.build.caches import write_caches
 

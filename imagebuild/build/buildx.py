@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from imagebuild.build import bake
 from imagebuild.build.bake import BuildRun
-from imagebuild.build.folder import check_layout
+from imagebuild.build.folder import BuildLog, check_layout
 from imagebuild.core.console import Progress, format_duration, format_size
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, suggestion
 from imagebuild.core.files import read_text, write_text
@@ -193,6 +193,7 @@ class EventStream:
             vertex.cached = bool(report.get("cached") or vertex.pulled)
             if vertex.partial:
                 vertex.log.append(vertex.partial)
+                yield "log", vertex, vertex.partial
                 vertex.partial = ""
             yield "completed", vertex, ""
 
@@ -200,13 +201,24 @@ class EventStream:
 class BuildProgress(Progress):
     def __init__(self, targets: Iterable[str] = (), *, verbose: bool = False) -> None:
         super().__init__(live=not verbose)
+        self.log: BuildLog | None = None
         self._targets = ", ".join(targets)
         self._verbose = verbose
         self._cached: dict[str, bool] = {}
         """Maps the digest of each finished step to whether it was cached."""
 
+    def note(self, text: str) -> None:
+        super().note(text)
+        if self.log:
+            self.log.write(text)
+
     def update(self, kind: str, vertex: Vertex, line: str) -> None:
-        """Show an event of `EventStream.feed`. On a terminal, cached steps are not listed."""
+        """Show an event of `EventStream.feed`, and log it. On a terminal, cached steps are not listed."""
+        if self.log and kind != "started":
+            ended = (
+                f"{vertex.title}: {vertex.error or ('cached' if vertex.cached else format_duration(vertex.seconds))}"
+            )
+            self.log.write(line if kind == "log" else ended, vertex.stage or "build")
         if kind == "log":
             if self._verbose:
                 self.note(f"{vertex.stage or 'build'} | {line}")
@@ -333,6 +345,8 @@ def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildP
             progress.update(*event)
 
     done = execute(command, env=environ, each_line=update, polite=signal.SIGINT)  # SIGINT: BuildKit cancels the build
+    if progress.log and stream.messages:
+        progress.log.write("\n".join(stream.messages), "buildx")
     assert done.status is not None, "buildx runs without a time limit"
     return done.status
 

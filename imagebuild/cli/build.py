@@ -15,17 +15,6 @@ from imagebuild.cli import options
 from imagebuild.core.console import err, format_size, out
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 
-EXCLUSIVE = (
-    ("--load", "--push", "--output"),
-    # Only the engine of this machine can read a bundle. A bundle contains the packages of the day on which it was made.
-    *(pair for other in ("--bundle", "--offline") for pair in (("--builder", other), ("--rebuild", other))),
-    ("--rebuild", "--stage"),
-    # Caches are written only for whole targets, and only for sources with the hashes of the lock.
-    ("--cache-write", "--source"),
-    ("--cache-write", "--stage"),
-)
-"""Sets of options of `build` that cannot be combined."""
-
 
 @options.command()
 def build(
@@ -33,7 +22,7 @@ def build(
     load: bool, push: bool, output: Path | None, registry: str | None, compression: Literal["gzip", "zstd"],
     builder: str | None, sources: tuple[str, ...], base: Literal["bootstrap", "registry"], ca: Path | None,
     no_cache: bool, rebuild: datetime | None, cache: str | None, cache_write: bool, stage: str | None,
-    bundle: Path | None, offline: bool, folder: Path, json_file: str | None, verbose: bool,
+    bundle: Path | None, offline: bool, folder: Path, json_file: str | None, verbose: bool, lock: bool,
 ) -> None:  # fmt: skip
     from imagebuild.build.bake import BuildRequest
     from imagebuild.build.build import build_targets, print_builds
@@ -41,12 +30,6 @@ def build(
     from imagebuild.project.project import check_repository
 
     check_repository("--cache", cache)
-    given = {
-        "--load": load, "--push": push, "--output": output is not None, "--builder": builder, "--source": sources,
-        "--rebuild": rebuild, "--cache": cache, "--cache-write": cache_write, "--stage": stage,
-        "--bundle": bundle, "--offline": offline,
-    }  # fmt: skip
-    options.check_combination(given, {"--cache-write": "--cache"}, EXCLUSIVE)
     changes = edits.parse(registry)
     workspace = project.open(changes)
     targets = select_targets(workspace.plan, select)
@@ -57,8 +40,10 @@ def build(
         if not (link := offline_bundle(os.environ)).exists():
             raise ConfigError("--offline: no bundle is set; name one with --bundle DIR, or `imagebuild bundle use DIR`")
         bundle = link.resolve()
+    chosen = options.parse_platforms(platforms)
+    workspace = workspace.locked(targets, wanted=lock, platforms=chosen, ca=ca, folder=folder)
     request = BuildRequest(
-        targets=targets, platforms=options.parse_platforms(platforms),
+        targets=targets, platforms=chosen,
         output="push" if push else str(output.resolve()) if output else "load", compression=compression,
         builder=builder, sources=sources, base=base, ca=ca, no_cache=no_cache,
         rebuilt=rebuild.date() if rebuild else None, cache=cache, cache_write=cache_write, stage=stage, folder=folder,

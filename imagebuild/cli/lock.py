@@ -5,24 +5,19 @@ from datetime import datetime
 from pathlib import Path
 
 from imagebuild.cli import options
-from imagebuild.core.errors import CommandError
 
 
 @options.command()
 def lock(
     project: options.ProjectFiles, edits: options.PlanChanges, select: tuple[str, ...], update: tuple[str, ...],
     show: tuple[str, ...], platforms: tuple[str, ...], check: bool, offline: bool, date: datetime | None,
-    no_isolation: bool, json_file: str | None, ca: Path | None,
+    no_isolation: bool, json_file: str | None, ca: Path | None, folder: Path,
 ) -> None:  # fmt: skip
     from imagebuild.core.console import out
-    from imagebuild.lock.resolve import LockFile, check_lock, complaint, network_upstream, show_report
+    from imagebuild.lock.resolve import LockFile, check_lock, network_upstream, show_report
     from imagebuild.project.plan import select_targets
 
-    given = {"--check": check, "--update": update, "--date": date, "--show": show, "--offline": offline,
-             "--json": json_file is not None}  # fmt: skip
-    needs = {"--offline": "--check", "--json": "--check"}
-    options.check_combination(given, needs, [("--check", "--update", "--date", "--show")])
-    read = project.open if check or show else project.open_own
+    read = project.open if check or show or select else project.open_own
     workspace = read(edits.parse())
     whole = not (select or edits or platforms)
     targets = select_targets(workspace.plan, select)
@@ -38,18 +33,7 @@ def lock(
         options.print_result(json_file, report, lambda: show_report(report))
         sys.exit(report.exit_status)
     else:
-        upstream = network_upstream(ca, isolated=not no_isolation)
-        failures = file.update(upstream, update) if update else file.complete(upstream, whole=whole)
-        for kind, name, reason in file.unavailable(upstream):
-            if kind == "no answer":
-                out.print(f"not checked: {name}: {reason}")
-            else:
-                failures.append((kind, name, reason))
-        unpinned, number = len(file.unpinned), len(file.sources)
-        state = f"sources without a pin: {unpinned} of {number}" if unpinned else f"all {number} sources are pinned"
-        out.print(f"{file.path}: {state}")
-        if text := complaint(failures):
-            raise CommandError(text)
+        file.bring_up_to_date(network_upstream(ca, isolated=not no_isolation), folder, update, whole=whole)
 
 
 @options.command()

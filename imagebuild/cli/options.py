@@ -75,26 +75,33 @@ class Group(click.Group):
 
 
 @cache
-def _table(name: str) -> Mapping[str, Any]:
+def table(name: str) -> Mapping[str, Any]:
     text = Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8")
-    table: Mapping[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - safe
-    return table
+    content: Mapping[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - safe
+    return content
 
 
 def command(group: click.Group | None = None, name: str = "") -> Callable[[Callback], click.Command]:
     """Return a decorator that makes a command of a function. Its help, options and examples are in the YAML file of
     the module, under the words of the command.
     The annotations of the function determine the types of the options. A dataclass, such as ProjectFiles, stands for
-    the options that its fields name."""
+    the options that its fields name. `needs` maps an option to the one that it needs; of each list in `exclusive`, only
+    one option can be used."""
 
     def decorate(callback: Callback) -> click.Command:
         word = name or callback.__name__.replace("_", "-")
-        row = _table(callback.__module__.rpartition(".")[2])[f"{group.name} {word}" if group else word]
+        row = table(callback.__module__.rpartition(".")[2])[f"{group.name} {word}" if group else word]
         hints = get_type_hints(callback)
         groups = {key: hints[key] for key in row["options"] if is_dataclass(hints[key])}
 
         @wraps(callback)
         def call(**given: Any) -> object:
+            names = {each.name: each.opts[-1] for each in parameters}
+            check_combination(
+                {names[key]: value not in (None, False, ()) for key, value in given.items()},
+                {names[key]: names[other] for key, other in row.get("needs", {}).items()},
+                [[names[key] for key in keys] for keys in row.get("exclusive", ())],
+            )
             for key, kind in groups.items():
                 given[key] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
             return callback(**given)
@@ -102,7 +109,7 @@ def command(group: click.Group | None = None, name: str = "") -> Callable[[Callb
         parameters: list[click.Parameter] = []
         for key, own in row["options"].items():
             members = get_type_hints(groups[key]) if key in groups else {key: hints[key]}
-            parameters += [_parameter(each, hint, own or _table("options")[each]) for each, hint in members.items()]
+            parameters += [_parameter(each, hint, own or table("options")[each]) for each, hint in members.items()]
         epilog = "\n".join(["Examples:", "", "\b", *(f"  {line}" for line in row["examples"])])
         new = StrictCommand(word, callback=call, params=parameters, help=row["help"], epilog=epilog)
         if group:
@@ -177,6 +184,24 @@ class Workspace:
 
         return Renderer(self.project)
 
+    def locked(
+        self, targets: Sequence[Target], *, wanted: bool, platforms: tuple[Platform, ...] = (), ca: Path | None = None,
+        folder: Path = Path("build"),
+    ) -> Workspace:  # fmt: skip
+        """Pin the sources that the targets lack if the user `wanted` it with --lock. Return the workspace with pins.
+
+        Raises CommandError if a source cannot be pinned."""
+        if not wanted:
+            return self
+        from imagebuild.core.console import err
+        from imagebuild.lock.resolve import LockFile, network_upstream
+
+        file = LockFile(self.project, self.renderer, tuple(targets), platforms=platforms)
+        if not file.unpinned:
+            return self
+        file.bring_up_to_date(network_upstream(ca), folder, say=err.print)
+        return replace(self, project=self.project.with_own_lock(file.lock))
+
 
 @dataclass(frozen=True)
 class ProjectFiles:
@@ -207,19 +232,26 @@ class ProjectFiles:
             return shipped_folder()
         return self.root or Path()
 
-    def open(self, changes: Changes | None = None) -> Workspace:
-        """Read the project and make its plan. Raises ConfigError that lists every mistake."""
-        from imagebuild.project.load import load_project
+    def open(self, changes: Changes | None = None, output: str | None = None) -> Workspace:
+        """Read the project and make its plan. Raises ConfigError that lists every mistake.
+
+        The project that comes with imagebuild gets the lock beside the `output`, or in the current folder."""
+        from imagebuild.project.load import load_project, with_lock_in
         from imagebuild.project.plan import make_plan
         from imagebuild.project.project import Changes
 
-        project = load_project(self.folder).changed(changes or Changes())
+        project = load_project(self.folder)
+        if self.is_shipped:
+            project = with_lock_in(project, Path(output or "").parent)
+        project = project.changed(replace(changes or Changes(), project=self.words))
         return Workspace(project, make_plan(project))
 
     def open_own(self, changes: Changes | None = None) -> Workspace:
         """Read a project whose files the command changes. Raises ConfigError if there is no such project."""
         if self.is_shipped:
-            how = "make a project with `imagebuild init`, or name its folder with --project"
+            how = (
+                "make a project with `imagebuild init`, name its folder with --project, or name a TARGET of imagebuild"
+            )
             raise ConfigError(f"{MATRIX}: cannot be read: no such file here; {how}")
         return self.open(changes)
 

@@ -1,6 +1,7 @@
 """The commands `imagebuild init`, `plan` and `render`."""
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Literal
 
@@ -46,13 +47,14 @@ def init(folder: Path, repository: str, image: str, workflow: str | None) -> Non
 @options.command()
 def plan(
     project: options.ProjectFiles, edits: options.PlanChanges, select: tuple[str, ...], why: bool, registry: str | None,
-    json_file: str | None,
+    json_file: str | None, lock: bool,
 ) -> None:  # fmt: skip
     from imagebuild.project.plan import restricted_components, select_excluded, select_targets
 
     changes = edits.parse(registry)
     workspace = project.open(changes)
     targets = select_targets(workspace.plan, select)
+    workspace = workspace.locked(targets, wanted=lock)
     excluded = select_excluded(workspace.plan, select)
     restricted = restricted_components(workspace.plan, targets)
     whole = None
@@ -66,18 +68,30 @@ def plan(
 
     def show() -> None:
         from imagebuild.core.console import err, out, print_table
-        from imagebuild.project.lockfile import key_of, lacks
+        from imagebuild.project.lockfile import lacks, source_title
 
         # For JSON, every Dockerfile was rendered above. Rendering includes this check.
         if not whole:
             workspace.renderer.check(targets)
-            sources = {(t.image, owned.source) for t in targets for owned in workspace.renderer.recipe(t).sources}
-            unpinned = [(image, source) for image, source in sources if lacks(workspace.project.lock, source)]
-            if number := len({key_of(source) for _, source in unpinned}):
-                names = sorted({image for image, _ in unpinned})
-                err.print(f"sources without a pin: {number}; `{changes.lock_command(*names)}` pins them")
+        needs: dict[str, dict[str, bool]] = {}
+        for target in targets:
+            own = needs[target.id] = {}
+            for source in {owned.source for owned in workspace.renderer.recipe(target).sources}:
+                title = source_title(source)
+                own[title] = own.get(title, False) or bool(lacks(workspace.project.lock, source))
+        unpinned = Counter(title for own in needs.values() for title, lacking in own.items() if lacking)
         rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.name) for t in targets]
-        print_table(("target", "platforms", "image"), rows, whole=["image"])
+        if unpinned:
+            shares = [f"{list(own.values()).count(False)} of {len(own)}" for own in needs.values()]
+            locked = [(*row[:2], share, row[2]) for row, share in zip(rows, shares, strict=True)]
+            print_table(("target", "platforms", "locked", "image"), locked, whole=["locked", "image"])
+            out.print()
+            print_table(("not locked", "targets"), [(title, str(number)) for title, number in sorted(unpinned.items())])
+            images = sorted({t.image for t in targets if any(needs[t.id].values())})
+            command = workspace.project.changes.lock_command(*images)
+            err.print(f"sources without a pin: {len(unpinned)}; `{command}` pins them")
+        else:
+            print_table(("target", "platforms", "image"), rows, whole=["image"])
         if restricted:
             out.print()
             print_table(("restricted component", "condition for publishing its images"), list(restricted.items()))
@@ -91,14 +105,15 @@ def plan(
 @options.command()
 def render(
     project: options.ProjectFiles, edits: options.ImageChanges, target: str, unresolved: bool,
-    purpose: Literal["standalone"] | None, output: str | None,
+    purpose: Literal["standalone"] | None, output: str | None, lock: bool,
 ) -> None:  # fmt: skip
     from imagebuild.project.lockfile import check_pinned
     from imagebuild.project.plan import select_one
 
-    workspace = project.open(edits.parse())
+    workspace = project.open(edits.parse(), output)
     chosen = select_one(workspace.plan, target)
     edits.check_base([chosen], pinned=False)
+    workspace = workspace.locked([chosen], wanted=lock)
     words = (*project.words, *(("--for", purpose) if purpose else ()))
     warning, sources = "", [owned.source for owned in workspace.renderer.recipe(chosen).sources]
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from imagebuild.core.errors import CommandError, ConfigError, NothingSelected
 
 if TYPE_CHECKING:
     from imagebuild.bench.verification import VerifyResult
+    from imagebuild.project.plan import Plan
 
 
 @options.command()
@@ -19,13 +21,14 @@ def verify(
     project: options.ProjectFiles, edits: options.PlanChanges, image: str | None, runner: str, only: tuple[str, ...],
     list_checks: bool, env: tuple[str, ...], hosts: str | None, pull: bool, output: Path | None, profile: str | None,
     profiles: Path | None, nodes: int | None, gpus: int | None, domains: int | None, allow: tuple[str, ...],
-    json_file: str | None, folder: Path,
+    json_file: str | None, folder: Path, lock: bool,
 ) -> None:  # fmt: skip
     from imagebuild.bench.judge import accepted_kinds
     from imagebuild.bench.models import Launch
+    from imagebuild.project.lockfile import check_pinned, lacks
     from imagebuild.verify.checks import select_checks
     from imagebuild.verify.rules import IMAGE_CHECKS
-    from imagebuild.verify.subject import refuse_misspelled, target_with_id
+    from imagebuild.verify.subject import path_of_image, refuse_misspelled, target_with_id
     from imagebuild.verify.verify import VerifyRequest, verify_image
 
     workspace = project.open(edits.parse())
@@ -42,11 +45,11 @@ def verify(
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=[^\x00-\x1f\x7f]*", setting):
             # The value may be a secret.
             raise ConfigError(f"--env {setting.partition('=')[0]!r}: write NAME=VALUE, with a value of one line")
+    target = target_with_id(workspace.plan, image) if image and not path_of_image(image) else None
     if list_checks:
         from imagebuild.core.console import print_table
 
         # A name that is not a target can be a foreign image, unless it looks like a misspelled target.
-        target = target_with_id(workspace.plan, image) if image else None
         if image and not target:
             refuse_misspelled(workspace.plan, image)
         entries = select_checks(workspace.project, IMAGE_CHECKS, target.components if target else None, only)
@@ -57,6 +60,12 @@ def verify(
         columns = ("check", "needs", "what passing proves")
         options.print_result(json_file, listed, lambda: print_table(columns, (row.values() for row in listed)))
         return
+    if target:
+        workspace = workspace.locked([target], wanted=lock, folder=folder)
+        locked, recipe = workspace.project.lock, workspace.renderer.recipe(target)
+        sources = [[owned.source for owned in recipe.sources_for((platform,))] for platform in target.platforms]
+        if all(any(lacks(locked, source) for source in needed) for needed in sources):
+            check_pinned(locked, chain.from_iterable(sources), workspace.project.changes.lock_command(target.id))
     names = tuple(filter(None, (hosts or "").split(",")))
     variables = dict(setting.split("=", 1) for setting in env)
     request = VerifyRequest(
@@ -64,6 +73,7 @@ def verify(
         Launch(nodes=nodes, gpus=gpus, domains=domains), accepted_kinds(allow),
     )  # fmt: skip
     result = verify_image(workspace.project, workspace.plan, request)
+    keep_log(result, workspace.plan, folder)
     options.print_result(json_file, result, lambda: _print_results(result))
     if any(check.outcome == "failed" for check in result.checks):
         sys.exit(1)
@@ -74,6 +84,16 @@ def verify(
     if all(check.outcome == "skipped" for check in result.checks):
         reason = f", all were skipped: {result.checks[-1].reason}" if result.checks else ""
         raise NothingSelected(f"no check ran{reason}")
+
+
+def keep_log(result: VerifyResult, plan: Plan, folder: Path) -> None:
+    """Write the result beside the build of the target, if there is one, for `imagebuild bug-report`."""
+    from imagebuild.core.console import redacted_text
+    from imagebuild.core.files import write_text
+
+    for target in plan.targets:
+        if target.id == result.target and (folder / target.id).is_dir():
+            write_text(folder / target.id / "verify.log", redacted_text(result.model_dump_json(indent=1)) + "\n")
 
 
 def _print_results(result: VerifyResult) -> None:

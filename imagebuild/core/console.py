@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import sys
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -330,3 +332,8 @@ def redacted_arguments(argv: Iterable[str]) -> tuple[str, ...]:
             result.append(redacted_text(word))
         hide = secret and not equals and not hide
     return tuple(result)
+
+
+def own_command() -> str:
+    """Return the command line of this process, without secrets."""
+    return shlex.join(["imagebuild", *redacted_arguments(sys.argv[1:])])

@@ -7,6 +7,7 @@ import random
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -44,6 +45,10 @@ FINAL = (requests.exceptions.SSLError, requests.TooManyRedirects, ValueError)
 SHOWN_LENGTH = 300
 """Maximum length of a server's answer in a message, in characters."""
 MOST_REDIRECTS = 5
+MOST_ASKED, SHOWN_CONTENT = 2000, 4000
+"""Maximum number of requests that a client remembers, and of bytes of a small file that it remembers."""
+TOLD_HEADERS = ("Content-Length", "Content-Type", "Location", "Server")
+"""Headers of answers that a client remembers."""
 MOST_ANSWER, MOST_HEADERS = 16 << 20, 1 << 20
 """Maximum size of an answer that is kept in memory, and of the headers of an answer, in bytes."""
 GRACE_S, LEAST_SPEED = 30.0, 8192
@@ -159,6 +164,8 @@ class Client:
             self.session.mount(scheme, _Adapter(pool_connections=4, pool_maxsize=CONNECTIONS))
         self.stopped = threading.Event()
         """Set after Ctrl-C, to end the requests of other threads."""
+        self.asked: deque[str] = deque(maxlen=MOST_ASKED)
+        """The last requests, each with the answer or the error."""
         self._repeating: set[int] = set()
         """Ids of the threads that are inside `retried`."""
 
@@ -214,10 +221,14 @@ class Client:
                     method, url, timeout=(CONNECT_TIMEOUT_S, timeout_s), stream=True, allow_redirects=False, **options
                 )
             except FINAL as error:
+                self.asked.append(f"{method} {url}: {innermost_reason(error)}")
                 raise CommandError(f"{what}: {innermost_reason(error)}") from None
             except (RequestException, HTTPError, OSError) as error:
+                self.asked.append(f"{method} {url}: {innermost_reason(error)}")
                 kind = NoAnswer if isinstance(error, requests.ConnectionError) else TryAgain
                 raise kind(f"{what}: {innermost_reason(error)}") from None
+            told = ", ".join(answer.headers[name] for name in TOLD_HEADERS if name in answer.headers)
+            self.asked.append(f"{method} {url}: {answer.status_code} {answer.reason}; {told}")
             place = self.session.get_redirect_target(answer) if answer.is_redirect else None
             if not place or (method not in ("GET", "HEAD") and answer.status_code not in (307, 308)):
                 break
@@ -344,7 +355,10 @@ class Downloads:
 
     def read(self, url: str) -> bytes:
         """Download a small file, and return it. Raises CommandError if it is larger than LARGEST_INDEX."""
-        return self._ask("GET", url, lambda answer: b"".join(self.client.chunks(answer, url, LARGEST_INDEX)))
+        content = self._ask("GET", url, lambda answer: b"".join(self.client.chunks(answer, url, LARGEST_INDEX)))
+        begin = content[:SHOWN_CONTENT].decode(errors="replace") if b"\0" not in content[:SHOWN_CONTENT] else ""
+        self.client.asked.append(f"{url} contains {len(content)} bytes\n{begin}")
+        return content
 
     def _ask(self, method: str, url: str, read: Callable[[requests.Response], T]) -> T:
         address = self._rewrite(url)

@@ -10,6 +10,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 from string import Template
@@ -38,6 +39,9 @@ SHOWN_LINES = 3
 """Maximum number of lines of a failed script in a message."""
 LONGEST_LINE = 100
 """Maximum length of such a line."""
+SCRIPT_NAME = re.compile(r"[\w.-]+\.sh")
+ALL_SCRIPTS = 'for script in {}; do echo "== $script"; ( {} ) 2>&1 | tail -c 20000; done'
+"""Shell command that runs all init scripts of an archive, and prints the end of the output of each."""
 SHELL_OWN = ("_", "HOME", "OLDPWD", "PWD", "SHLVL")
 """Environment variables that bash sets itself."""
 PATH = "/usr/bin:/bin"
@@ -66,6 +70,50 @@ LARGEST_TEXT = 1 << 20
 """Maximum size of a text file that is searched, in bytes."""
 UNREAD = (".a", ".gz", ".bz2", ".xz", ".tgz", ".tbz")
 """Suffixes of files that are unpacked empty, because they are never read."""
+DYNAMIC = {"DT_SONAME": "soname", "DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
+KEPT_TEXT = re.compile(r".*\.(?:sh|pc)|(?:.*/)?(?:VERSION|modulefiles/.*)", re.DOTALL)
+"""Matches paths of files whose whole text is kept in a report: those that determine the facts."""
+MOST_MEMBERS, MOST_TEXT = 50_000, 4 << 20
+"""Maximum number of members and of characters that are kept for a report about an archive."""
+
+
+@dataclass
+class Contents:
+    """What was read from an archive. It suffices to make an archive that `lock` treats in the same way."""
+
+    sha256: str = ""
+    size: int = 0
+    begins: str = ""
+    """The first bytes as hexadecimal digits. They show the compression."""
+    members: list[Member] = field(default_factory=list)
+    """The members of the archive, up to the one that could not be unpacked."""
+    libraries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Maps each ELF file to its machine, and to the libraries and folders in its dynamic section. Paths are relative to
+    the archive's top folder."""
+    texts: dict[str, str] = field(default_factory=dict)
+    """Maps the files that determine facts to their text. Of other texts, only names of build folders are kept."""
+    output: str = ""
+    """The commands that the init scripts ran, and their output."""
+    built_in: set[str] = field(default_factory=set)
+
+    def read(self, top: Path, files: Iterable[Path]) -> None:
+        """Read the files of an unpacked archive. Symlinks are not followed."""
+        left = MOST_TEXT
+        for path in (path for path in files if not path.is_symlink()):
+            name = str(path.relative_to(top))
+            with path.open("rb") as file:
+                if file.read(4) == b"\x7fELF":
+                    self.libraries[name] = _dynamic(file)
+                    continue
+            if path.stat().st_size <= LARGEST_TEXT and not path.name.endswith(UNREAD):
+                content = path.read_bytes()
+                if b"\0" not in content:
+                    found = [match.decode() for match in BUILT_IN.findall(content) if match]
+                    self.built_in.update(found)
+                    kept = content.decode(errors="replace") if KEPT_TEXT.fullmatch(name) else "\n".join(found)
+                    left -= len(kept)
+                    if kept and (left > 0 or path.suffix == ".pc"):
+                        self.texts[name] = kept
 
 
 def open_tar(file: IO[bytes]) -> Archive:
@@ -76,19 +124,23 @@ def open_tar(file: IO[bytes]) -> Archive:
     return Archive(iter(lambda: opened.read(CHUNK), b"") if opened else decompressed(file))
 
 
-def unpack(archive: Path, folder: Path, needs: Iterable[str] = ()) -> Path:
+def unpack(archive: Path, folder: Path, needs: Iterable[str] = (), contents: Contents | None = None) -> Path:
     """Unpack a tar archive, and return its top folder: the only one, or the only one with the files that `needs`
     describes. Raises ResultError if the file is not a tar archive, is too large, or contains paths outside of the
-    folder, devices or features that imagebuild does not know.
+    folder, devices or features that imagebuild does not know. Adds the members of the archive to `contents`.
 
     Static libraries and compressed files become empty files. Symlinks that lead outside of the folder are left out."""
-    root, total = folder.resolve(), 0
+    root, total, contents = folder.resolve(), 0, contents or Contents()
     try:
         folder.mkdir(exist_ok=True)
         with archive.open("rb") as file:
+            contents.begins = file.read(6).hex()
+            file.seek(0)
             packed = open_tar(file)
             for member in packed:
                 total += member.size
+                if len(contents.members) < MOST_MEMBERS:
+                    contents.members.append(member)
                 if total > LARGEST_TREE:
                     raise TarError(f"is larger than {LARGEST_TREE >> 30} GiB after decompression")
                 if member.kind != "global" and (path := member_path(member.name)):
@@ -129,19 +181,25 @@ def _unpack_member(packed: Archive, member: Member, root: Path, place: Path) -> 
             raise TarError(f"{member.name!r} is a {kind}")
 
 
-def tree_facts(run: RunProgram, top: Path, wanted: Unpacked, *, isolated: bool = True) -> TreeFacts:
+def tree_facts(
+    run: RunProgram, top: Path, wanted: Unpacked, *, isolated: bool = True, contents: Contents | None = None,
+) -> TreeFacts:  # fmt: skip
     """Return the facts about an unpacked archive that the lock stores, such as its environment variables and libraries.
+    Add what was read to `contents`.
 
     The script of the archive that sets environment variables runs with an empty environment and a time limit. If
     `isolated`, it has no network and cannot read other files than the archive. Raises CommandError if the script fails
     or cannot be isolated, and ResultError if the script sets no environment or the archive lacks a required file."""
     folders = tuple(sorted(path.name for path in top.iterdir() if path.is_dir()))
+    contents = contents or Contents()
+    files = sorted(path for path in top.rglob("*") if not path.is_dir())
+    contents.read(top, files)
     if missing := [pattern for pattern in wanted.needs if not any(top.glob(pattern))]:
         raise ResultError(
             f"the archive lacks {', '.join(missing)}, which the image needs; "
             f"its folders are {', '.join(folders)}; {REMEDY}"
         )
-    environment, script_error = script_environment(run, top, wanted, isolated=isolated)
+    environment, script_error = script_environment(run, top, wanted, contents, isolated=isolated)
 
     def inside(value: str) -> list[str]:
         """Return the paths below the prefix in a list with colons, such as PATH.
@@ -156,25 +214,12 @@ def tree_facts(run: RunProgram, top: Path, wanted: Unpacked, *, isolated: bool =
                 f"add {place.rpartition('/')[0] or place} to `unpacked.replaced` in component.yaml"
             )
     loader = dict.fromkeys(inside(environment.get("LD_LIBRARY_PATH", "")))
-    files = sorted(path for path in top.rglob("*") if not path.is_dir())
-    needed: set[str] = set()
-    provided = {path.name for path in files}
-    built_in: set[bytes] = set()
-    listing = top / "VERSION"
-    versions = dict(VERSION_LINE.findall(listing.read_text(errors="replace"))) if listing.is_file() else {}
-    for path in (path for path in files if not path.is_symlink()):
-        with path.open("rb") as file:
-            if file.read(4) == b"\x7fELF":
-                names, soname = _dynamic(file)
-                needed.update(names)
-                provided.add(soname)
-                continue
-        if path.stat().st_size <= LARGEST_TEXT and not path.name.endswith(UNREAD):
-            content = path.read_bytes()
-            if b"\0" not in content:
-                built_in.update(BUILT_IN.findall(content))
-                if path.suffix == ".pc" and (match := PC_VERSION.search(content.decode(errors="replace"))):
-                    versions.setdefault(path.stem, match[1])
+    versions = dict(VERSION_LINE.findall(contents.texts.get("VERSION", "")))
+    for name, text in contents.texts.items():
+        if name.endswith(".pc") and (match := PC_VERSION.search(text)):
+            versions.setdefault(Path(name).stem, match[1])
+    needed = {name for library in contents.libraries.values() for name in library["needed"]}
+    provided = {path.name for path in files} | {library["soname"] for library in contents.libraries.values()}
     return TreeFacts(
         environment=environment,
         script_error=script_error,
@@ -185,26 +230,35 @@ def tree_facts(run: RunProgram, top: Path, wanted: Unpacked, *, isolated: bool =
         licenses=tuple(sorted(str(path.relative_to(top)) for path in files if LICENSE.search(path.name))),
         plugins=tuple((folder, _plugin_name(top / folder)) for folder in loader if (top / folder / PLUGIN).exists()),
         unprovided=tuple(sorted(needed - provided)),
-        built_in=tuple(sorted(match.decode() for match in built_in if match)),
+        built_in=tuple(sorted(contents.built_in)),
     )
 
 
-def script_environment(run: RunProgram, top: Path, wanted: Unpacked, *, isolated: bool) -> tuple[dict[str, str], str]:
+def script_environment(
+    run: RunProgram, top: Path, wanted: Unpacked, contents: Contents, *, isolated: bool
+) -> tuple[dict[str, str], str]:
     """Return the environment variables that the archive's script sets, with paths as in the image, and its error.
 
-    Raises CommandError if the script failed before it added the folders of all required libraries."""
+    Write the output of all init scripts to `contents`. Raises CommandError if the script failed before it added the
+    folders of all required libraries."""
     place = top.resolve()
     with TemporaryDirectory(prefix="imagebuild-") as root:
         prefix = isolation(run, Path(root), place) if isolated else unprivileged(run, place)
 
-        def printed(then: str) -> str:
-            command = f"{LIMITS}; cd {quote(str(place))} && {{ {wanted.script}; }} > /dev/null {then} {PRINT}"
+        def output(script: str) -> str:
+            command = f"{LIMITS}; cd {quote(str(place))} && {script}"
             shell = ("env", "-i", f"PATH={PATH}", "HOME=/nonexistent", "bash", "--noprofile", "--norc", "-xc", command)
             return run(*prefix, *shell, timeout=SCRIPT_TIMEOUT_S)
 
+        try:
+            names = {*SCRIPT_NAME.findall(wanted.script), *(path.name for path in top.glob("*init*.sh"))}
+            scripts = " ".join(map(quote, sorted(names)))
+            contents.output = output(ALL_SCRIPTS.format(scripts, SCRIPT_NAME.sub('"$script"', wanted.script)))
+        except CommandError as error:
+            contents.output = str(error)
         problem = ""
         try:
-            text = printed("&&")
+            text = output(f"{{ {wanted.script}; }} > /dev/null && {PRINT}")
         except CommandError as error:
             # bash prints each command before it runs it, so the last lines are those that failed.
             reason, _, message = str(error).rpartition("` ")[2].partition(": ")
@@ -215,7 +269,7 @@ def script_environment(run: RunProgram, top: Path, wanted: Unpacked, *, isolated
             if not reason.startswith("failed"):
                 raise stopped from None
             try:
-                text = printed(";")
+                text = output(f"{{ {wanted.script}; }} > /dev/null; {PRINT}")
             except CommandError:
                 raise stopped from None
     pairs = (pair.split("=", 1) for pair in text.split("\0") if "=" in pair)
@@ -292,12 +346,19 @@ def _plugin_name(folder: Path) -> str:
     return names[0] if names else folder.parent.name
 
 
-def _dynamic(file: IO[bytes]) -> tuple[list[str], str]:
-    """Return the libraries that an ELF file needs, and its SONAME. Both are empty if the file is damaged."""
+def _dynamic(file: IO[bytes]) -> dict[str, Any]:
+    """Return the machine, `soname`, `needed`, `rpath` and `runpath` of an ELF file. Empty if the file is damaged."""
+    values: dict[str, list[str]] = {name: [] for name in DYNAMIC.values()}
+    machine = 0
     try:
-        section: Any = ELFFile(file).get_section_by_name(".dynamic")
-        needed = [tag.needed for tag in section.iter_tags("DT_NEEDED")] if section else []
-        own = [tag.soname for tag in section.iter_tags("DT_SONAME")] if section else []
+        elf = ELFFile(file)
+        section: Any = elf.get_section_by_name(".dynamic")
+        for tag in section.iter_tags() if section else ():
+            if name := DYNAMIC.get(tag.entry.d_tag):
+                values[name].append(getattr(tag, name))
+        file.seek(18)
+        machine = int.from_bytes(file.read(2), "little" if elf.little_endian else "big")
     except (ELFError, AssertionError, ValueError, KeyError, TypeError, AttributeError):
-        return [], ""
-    return needed, own[0] if own else ""
+        values = {name: [] for name in DYNAMIC.values()}
+    needed = values.pop("needed")
+    return {"machine": machine, "needed": needed} | {name: ":".join(found) for name, found in values.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,9 @@ from imagebuild.core.http import Advance
 from imagebuild.core.run import for_each
 from imagebuild.lock import repositories
 from imagebuild.lock.distribution import ReleasePackages, archive_of, installed_packages, package_name
+from imagebuild.lock.report import write_report
 from imagebuild.lock.upstream import Upstream
+from imagebuild.oci.reference import parse_reference
 from imagebuild.project.load import LOCK
 from imagebuild.project.lockfile import (
     KINDS,
@@ -223,11 +226,21 @@ Failures = list[tuple[Failure, str, str]]
 def complaint(failures: Failures) -> str:
     """Return a message with one line for each failure. Empty if there are no failures."""
     lines = [f"  {kind}: {name}: {reason}" for kind, name, reason in sorted(failures)]
+    if silent := {server_of(name, reason) for kind, name, reason in failures if kind == "no answer"}:
+        lines.append(f"servers that did not answer: {', '.join(sorted(silent))}")
     head = (
         "these sources could not be pinned, so their lock entries did not change, or lack packages; "
         "choose other versions in the matrix, or try again later:"
     )
     return "\n".join([head, *lines]) if lines else ""
+
+
+def server_of(title: str, reason: str) -> str:
+    """Return the server of a source that did not answer: the mirror or host in the reason or in the source's title."""
+    if found := re.search(r"\(as \w+://([^/)]+)", reason) or re.search(r"://(?:[^/@]*@)?([^/]+)", title):
+        return found[1]
+    kind, _, name = title.partition(" ")
+    return parse_reference(reason.partition(": ")[0] or name).host if kind == "image" else "the Python package index"
 
 
 def failure(source: Source, error: ImagebuildError) -> tuple[Failure, str]:
@@ -249,7 +262,7 @@ class LockFile:
 
     @property
     def path(self) -> Path:
-        return self.project.root / LOCK
+        return self.project.lock_file or self.project.root / LOCK
 
     @property
     def recipes(self) -> Iterator[Recipe]:
@@ -275,9 +288,8 @@ class LockFile:
     @cached_property
     def lock(self) -> Lock:
         """The entries of the project, and those of the extended project that the targets need. `pin` changes them."""
-        used, own = without_unused(self.project.lock, self.sources), self.project.own_lock
-        entries = {kind: {**getattr(used, kind), **getattr(own, kind)} for kind in KINDS}
-        return used.model_copy(update={**entries, "date": used.date or self.today})
+        used = without_unused(self.project.lock, self.sources)
+        return self.project.own_lock.over(used.model_copy(update={"date": used.date or self.today}))
 
     @property
     def unpinned(self) -> list[Source]:
@@ -286,7 +298,37 @@ class LockFile:
 
     def write(self, lock: Lock | None = None) -> None:
         """Write the lock file with the current entries, or with the entries of another lock."""
-        write_text(self.path, lock_text(lock or self.lock))
+        lock, own = lock or self.lock, self.project.own_lock.images
+        # The digest of --base-image is not from a server.
+        base = (self.project.changes.base_image or "").partition("@")[0]
+        images = {name: entry for name, entry in {**lock.images, **own}.items() if name in own or name != base}
+        write_text(self.path, lock_text(lock.model_copy(update={"images": images}) if base else lock))
+
+    def bring_up_to_date(
+        self, upstream: Upstream, folder: Path, names: Collection[str] = (), *, whole: bool = False,
+        say: Callable[[str], object] = out.print,
+    ) -> None:  # fmt: skip
+        """Pin what is missing or what belongs to `names`, look for packages of distributions, and write the report.
+
+        The report is in `folder`. `whole`: see `complete`. Raises CommandError with all problems, after everything else
+        was pinned."""
+        failures: Failures = []
+        try:
+            failures += self.update(upstream, names) if names else self.complete(upstream, whole=whole)
+            for kind, name, reason in self.unavailable(upstream):
+                if kind == "no answer":
+                    say(f"not checked: {name}: {reason}")
+                else:
+                    failures.append((kind, name, reason))
+            unpinned, number = len(self.unpinned), len(self.sources)
+            state = f"sources without a pin: {unpinned} of {number}" if unpinned else f"all {number} sources are pinned"
+            say(f"{self.path}: {state}")
+        finally:
+            if failures or upstream.archives:
+                ids = [target.id for target in self.targets]
+                report = write_report(folder, failures, upstream.answered, upstream.archives, ids)
+        if text := complaint(failures):
+            raise CommandError(f"{text}\n{report} says what servers answered and what archives contain")
 
     def complete(self, upstream: Upstream, *, whole: bool) -> Failures:
         """Pin the sources without a pin. If the targets are the `whole` matrix, also remove unused entries."""

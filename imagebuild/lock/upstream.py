@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError, Unreachable
 from imagebuild.core.fields import ARCHS, Arch, Platform
-from imagebuild.core.http import Advance, Downloads, Patience
+from imagebuild.core.http import SHOWN_CONTENT, Advance, Downloads, Patience
 from imagebuild.core.run import RunProgram, end_children, os_errors_as_command_errors, run_program
 from imagebuild.core.settings import Mirrors, git_environment, pip_environment
 from imagebuild.lock import repositories
 from imagebuild.lock.distribution import ReleasePackages, check_packages
-from imagebuild.lock.facts import image_facts, tree_facts, unpack
+from imagebuild.lock.facts import Contents, image_facts, tree_facts, unpack
 from imagebuild.oci.image import image_of
 from imagebuild.oci.layout import Manifest, manifests_of
 from imagebuild.oci.reference import ImageReference, parse_reference
@@ -74,9 +74,13 @@ class Upstream:
 
     providers: dict[str, Mapping[str, list[str]]] = field(default_factory=dict)
     """Maps each repository to its packages that provide a requested name."""
+    archives: dict[str, Contents] = field(default_factory=dict)
+    """Maps each archive that was unpacked to what was found."""
 
     def __post_init__(self) -> None:
         self.web = Downloads(self.mirrors.download, self.ca, self.netrc, patience=self.patience)
+        self.answered = self.web.client.asked
+        """What was asked of which server, and the answers."""
         self._registries: list[Registry] = []
         self._unpacking = threading.Lock()
 
@@ -125,8 +129,9 @@ class Upstream:
                 )
             # Unpack one archive at a time: the content is several times larger than the archive.
             with self._unpacking:
-                top = unpack(path, folder / "tree", source.tree.needs)
-                facts = tree_facts(self.run, top, source.tree, isolated=self.isolated)
+                contents = self.archives[source.url] = Contents(sha256, path.stat().st_size)
+                top = unpack(path, folder / "tree", source.tree.needs, contents)
+                facts = tree_facts(self.run, top, source.tree, isolated=self.isolated, contents=contents)
             return LockedArchive(sha256=sha256, size=path.stat().st_size, facts=facts)
 
     def index(self, source: PackageSource) -> repositories.PackageIndex:
@@ -152,7 +157,7 @@ class Upstream:
         command = ("git", "ls-remote", "--", address, *(patterns or ["refs/tags/*"]))
         try:
             with git_environment(self.ca, self.netrc) as environ:
-                text = self.run(*command, env={**GIT_ENVIRONMENT, **environ}, timeout=GIT_TIMEOUT_S)
+                text = self._called(*command, env={**GIT_ENVIRONMENT, **environ}, timeout=GIT_TIMEOUT_S)
         except CommandError as error:
             problem = re.search(r"^.*(?:fatal|error):.*$", str(error), re.MULTILINE)
             raise Unreachable(
@@ -175,6 +180,7 @@ class Upstream:
         where = parse_reference(self.mirrors.image(reference))
         where = where.at(digest) if digest else where
         self._registries.append(connect_registry(where.host, patience=self.patience))
+        self._registries[-1].client.asked = self.answered
         place = self._registries[-1].at(where.repository)
 
         def manifest(image: ImageReference) -> Manifest:
@@ -253,6 +259,16 @@ class Upstream:
             versions.append(match[1].split(", "))
         return tuple(version for version in versions[0] if all(version in others for others in versions[1:]))
 
+    def _called(self, *command: str, **options: Any) -> str:
+        """Run a program that asks a server, and remember the answer. Raises CommandError if the program fails."""
+        try:
+            text = self.run(*command, **options)
+        except CommandError as error:
+            self.answered.append(str(error))
+            raise
+        self.answered.append(f"{' '.join(command)}: {text[:SHOWN_CONTENT]}")
+        return text
+
     def _pip(self, arch: Arch, *words: str, failing: str) -> str:
         """Run pip for an architecture with the user's mirror or pip's own index. Return its output.
         An error message begins with `failing`."""
@@ -260,7 +276,7 @@ class Upstream:
         options = ("--retries", "2", "--disable-pip-version-check", *index, *pip_platforms(arch))
         environ = pip_environment(self.ca, self.netrc)
         try:
-            return self.run(sys.executable, "-m", "pip", *words, *options, env=environ, timeout=PIP_TIMEOUT_S)
+            return self._called(sys.executable, "-m", "pip", *words, *options, env=environ, timeout=PIP_TIMEOUT_S)
         except CommandError as error:
             output = str(error).partition(": ")[2]
             if OFFLINE.search(output):

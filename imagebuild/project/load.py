@@ -12,9 +12,9 @@ from imagebuild.core.fields import YamlFile
 from imagebuild.core.files import cache_folder, read_inside, shipped_folder
 from imagebuild.core.leftovers import temporary_folder
 from imagebuild.core.run import RunProgram, run_program
-from imagebuild.core.yaml import load_yaml
+from imagebuild.core.yaml import load_yaml, read_yaml
 from imagebuild.project.component import Check, Component
-from imagebuild.project.lockfile import KINDS, Lock
+from imagebuild.project.lockfile import Lock
 from imagebuild.project.matrix import GitProject, Matrix
 from imagebuild.project.project import Project
 
@@ -66,6 +66,12 @@ def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
     return project
 
 
+def with_lock_in(project: Project, folder: Path) -> Project:
+    """Return a project that comes with imagebuild, with the lock of the user in a folder, if there is one."""
+    file = folder / LOCK
+    return project.with_own_lock(read_yaml(file, Lock).model if file.exists() else Lock(), file)
+
+
 def load_components(folder: Path, mistakes: Mistakes) -> dict[str, YamlFile[Component]]:
     """Read the components of a folder.
     Add a mistake for each folder without a `component.yaml`, and for each file that imagebuild does not read."""
@@ -109,11 +115,10 @@ def layered(own: Project, base: Project) -> Project:
     whole = {name for name in ("publish", "gpu_architectures") if name not in over.model_fields_set}
     update: dict[str, Any] = {name: {**getattr(under, name), **getattr(over, name)} for name in ("bases", "versions")}
     update |= {"rules": (*over.rules, *rules), **{name: getattr(under, name) for name in whole}}
-    entries = {kind: {**getattr(base.lock, kind), **getattr(own.own_lock, kind)} for kind in KINDS}
     return Project(
         replace(own.matrix, model=over.model_copy(update=update)),
         {**base.components, **own.components},
-        own.own_lock.model_copy(update={**entries, "date": own.own_lock.date or base.lock.date}),
+        own.own_lock.over(base.lock),
         (*own.roots, *base.roots),
         own.own_lock,
     )

@@ -276,6 +276,11 @@ class Lock(Model):
         """Return the entry with a key. Return None if the lock does not contain the key."""
         return cast("Entry | None", getattr(self, key[0]).get(key[1]))
 
+    def over(self, other: Lock) -> Lock:
+        """Return this lock with the entries and the date of another lock that this lock does not have."""
+        tables = {kind: {**getattr(other, kind), **getattr(self, kind)} for kind in KINDS}
+        return self.model_copy(update={**tables, "date": self.date or other.date})
+
     def entries(self) -> Iterator[tuple[Key, Entry]]:
         """Yield each key with its entry."""
         for kind in KINDS:

@@ -34,6 +34,8 @@ class Changes:
     """Path of a file with Dockerfile instructions to append to every image."""
     appended: str = ""
     """Content of the file `append`. Empty without such a file."""
+    project: tuple[str, ...] = ()
+    """The option `--project` as words of a command line; empty if it was not used."""
 
     @property
     def options_of_plan(self) -> tuple[str, ...]:
@@ -52,7 +54,7 @@ class Changes:
     def lock_command(self, *words: str) -> str:
         """Return the `imagebuild lock` command that records the hashes of all downloads for these changes.
         `words` are additional arguments of the command."""
-        return shlex.join(["imagebuild", "lock", *words, *self.options_of_plan])
+        return shlex.join(["imagebuild", "lock", *words, *self.project, *self.options_of_plan])
 
 
 def check_repository(option: str, name: str | None) -> None:
@@ -92,6 +94,8 @@ class Project:
     changes: Changes = field(default_factory=Changes)
     """Changes by the command line. `matrix` already contains the changed pins, repository, base and appended
     instructions."""
+    lock_file: Path | None = None
+    """The lock file that commands write. None: the file in `root`."""
 
     @property
     def root(self) -> Path:
@@ -101,6 +105,10 @@ class Project:
     def folders(self) -> tuple[Path, ...]:
         """The folders in `roots` that are not links. Templates, files and scripts are read only from these folders."""
         return tuple(root for root in self.roots if root.resolve() == root.parent.resolve() / root.name)
+
+    def with_own_lock(self, own: Lock, file: Path | None = None) -> Project:
+        """Return the project with another own lock, whose entries replace those of the project's lock."""
+        return replace(self, lock=own.over(self.lock), own_lock=own, lock_file=file or self.lock_file)
 
     def is_own(self, *place: str | int) -> bool:
         """Return whether a value is from the project's own matrix, not from the matrix of an extended project.

@@ -51,8 +51,8 @@ PUBLICATION = "imagebuild.publication"
 MAX_SCAN_DAYS = 14
 """Maximum age of a scan that counts. If a newer scan that failed is deleted, an older one that passed takes its place;
 nothing but the age shows this."""
-BUILD_FILES = frozenset({"bake.json", "bake-caches.json", "metadata.json"})
-"""Names of JSON files that are not results, and that `imagebuild build` writes beside its results."""
+BUILD_FILES = frozenset({"bake.json", "bake-caches.json", "metadata.json", "lock-report.json"})
+"""Names of JSON files that are not results, and that `build` and `lock` write beside the results."""
 
 
 def latest_time() -> str:

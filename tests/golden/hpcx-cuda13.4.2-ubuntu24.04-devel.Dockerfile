@@ -384,14 +384,25 @@ cd /build
 # these GPUs have. (Without vector instructions, this release does not compile on amd64.) On arm64 there is no choice.
 if [ "$TARGETARCH" = amd64 ]; then export CPPFLAGS=-DHAVE_AVX2=1 SIMD_CFLAGS=-mavx2; fi
 NVCCFLAGS=$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH") \
-  LDFLAGS="-L/usr/local/cuda/lib64/stubs -Wl,-rpath,/usr/local/lib/perftest" ./configure $CROSS --prefix=/usr/local
+  LDFLAGS="-L/usr/local/cuda/lib64/stubs -Wl,-rpath,/usr/local/lib/perftest" ./configure $CROSS --prefix=/usr/local || {
+  logs=$(find . -name config.log -exec grep -L '^configure: exit 0' {} + || true)
+  for log in ${logs:-$(find . -name config.log)}; do
+    echo "the end of $log:"
+    sed '/^## Cache variables/,$d' "$log" | tail -n 100
+  done >&2
+  echo "configure failed; the reason is in config.log above" >&2
+  exit 1
+}
 for feature in HAVE_CUDA HAVE_CUDART HAVE_CUDA_DMABUF HAVE_DATA_DIRECT HAVE_MLX5DV; do
   grep "^#define $feature 1" config.h || {
-    tail -n 200 config.log >&2
-    echo "perftest: configure did not find $feature; the reason is in config.log above;" \
-      "choose another version of perftest (--set perftest=), DOCA (--set doca-ofed=) or CUDA" >&2
-    exit 1
-  }
+  logs=$(find . -name config.log -exec grep -L '^configure: exit 0' {} + || true)
+  for log in ${logs:-$(find . -name config.log)}; do
+    echo "the end of $log:"
+    sed '/^## Cache variables/,$d' "$log" | tail -n 100
+  done >&2
+  echo "perftest: configure did not find $feature; choose another version of perftest (--set perftest=), DOCA (--set doca-ofed=) or CUDA; the reason is in config.log above" >&2
+  exit 1
+}
 done
 grep "^#define HAVE_SRD 1" config.h || echo "libibverbs does not support EFA: perftest is compiled without EFA"
 make
@@ -467,7 +478,15 @@ export ucx_USE_PKG_CONFIG=0
 ./configure --prefix=/opt/hpcx/ompi --disable-static --with-slurm --without-xpmem \
   --with-ucx=/opt/hpcx/ucx --with-ucc=/opt/hpcx/ucc "$hcoll" \
   --with-platform=contrib/platform/mellanox/optimized --with-pmix="/usr/lib/$triplet/pmix2" --with-hwloc --with-libevent --with-cuda=/usr/local/cuda \
-  LDFLAGS="-Wl,--allow-shlib-undefined -Wl,-rpath=/opt/hpcx/ucx/lib:/opt/hpcx/ucc/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/sharp/lib"
+  LDFLAGS="-Wl,--allow-shlib-undefined -Wl,-rpath=/opt/hpcx/ucx/lib:/opt/hpcx/ucc/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/sharp/lib" || {
+  logs=$(find . -name config.log -exec grep -L '^configure: exit 0' {} + || true)
+  for log in ${logs:-$(find . -name config.log)}; do
+    echo "the end of $log:"
+    sed '/^## Cache variables/,$d' "$log" | tail -n 100
+  done >&2
+  echo "configure failed; the reason is in config.log above" >&2
+  exit 1
+}
 make -j"$(nproc)"
 make install
 find /opt/hpcx/ompi -name '*.la' -delete

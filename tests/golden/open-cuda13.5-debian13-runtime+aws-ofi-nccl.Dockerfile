@@ -390,7 +390,15 @@ export SOURCE_DATE_EPOCH=0 USER=imagebuild HOSTNAME=imagebuild
 ./autogen.pl
 # PRRTE, a part of Open MPI, needs PMIx's internal headers.
 ./configure $CROSS --prefix=/opt/pmix --disable-static --disable-sphinx --with-devel-headers --without-munge \
-  --with-hwloc --with-libevent --with-zlib --disable-python-bindings
+  --with-hwloc --with-libevent --with-zlib --disable-python-bindings || {
+  logs=$(find . -name config.log -exec grep -L '^configure: exit 0' {} + || true)
+  for log in ${logs:-$(find . -name config.log)}; do
+    echo "the end of $log:"
+    sed '/^## Cache variables/,$d' "$log" | tail -n 100
+  done >&2
+  echo "configure failed; the reason is in config.log above" >&2
+  exit 1
+}
 make
 make install DESTDIR=/out/devel
 find /out/devel -name '*.la' -delete
@@ -512,14 +520,25 @@ cd /build
 # these GPUs have. (Without vector instructions, this release does not compile on amd64.) On arm64 there is no choice.
 if [ "$TARGETARCH" = amd64 ]; then export CPPFLAGS=-DHAVE_AVX2=1 SIMD_CFLAGS=-mavx2; fi
 NVCCFLAGS=$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH") \
-  LDFLAGS="-L/usr/local/cuda/lib64/stubs -Wl,-rpath,/usr/local/lib/perftest" ./configure $CROSS --prefix=/usr/local
+  LDFLAGS="-L/usr/local/cuda/lib64/stubs -Wl,-rpath,/usr/local/lib/perftest" ./configure $CROSS --prefix=/usr/local || {
+  logs=$(find . -name config.log -exec grep -L '^configure: exit 0' {} + || true)
+  for log in ${logs:-$(find . -name config.log)}; do
+    echo "the end of $log:"
+    sed '/^## Cache variables/,$d' "$log" | tail -n 100
+  done >&2
+  echo "configure failed; the reason is in config.log above" >&2
+  exit 1
+}
 for feature in HAVE_CUDA HAVE_CUDART HAVE_CUDA_DMABUF HAVE_DATA_DIRECT HAVE_MLX5DV; do
   grep "^#define $feature 1" config.h || {
-    tail -n 200 config.log >&2
-    echo "perftest: configure did not find $feature; the reason is in config.log above;" \
-      "choose another version of perftest (--set perftest=), DOCA (--set doca-ofed=) or CUDA" >&2
-    exit 1
-  }
+  logs=$(find . -name config.log -exec grep -L '^configure: exit 0' {} + || true)
+  for log in ${logs:-$(find . -name config.log)}; do
+    echo "the end of $log:"
+    sed '/^## Cache variables/,$d' "$log" | tail -n 100
+  done >&2
+  echo "perftest: configure did not find $feature; choose another version of perftest (--set perftest=), DOCA (--set doca-ofed=) or CUDA; the reason is in config.log above" >&2
+  exit 1
+}
 done
 grep "^#define HAVE_SRD 1" config.h || echo "libibverbs does not support EFA: perftest is compiled without EFA"
 make
@@ -549,7 +568,15 @@ cd /build
 ./contrib/configure-release $CROSS --prefix=/opt/ucx --disable-static --enable-mt \
   --with-cuda=/usr/local/cuda --with-nvcc-gencode="$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH")" \
   --with-gdrcopy=/opt/gdrcopy --with-verbs --with-rdmacm --with-mlx5 \
-  --without-rocm --without-ze --without-gaudi --without-fuse3 --without-xpmem --without-knem --without-go --without-java
+  --without-rocm --without-ze --without-gaudi --without-fuse3 --without-xpmem --without-knem --without-go --without-java || {
+  logs=$(find . -name config.log -exec grep -L '^configure: exit 0' {} + || true)
+  for log in ${logs:-$(find . -name config.log)}; do
+    echo "the end of $log:"
+    sed '/^## Cache variables/,$d' "$log" | tail -n 100
+  done >&2
+  echo "configure failed; the reason is in config.log above" >&2
+  exit 1
+}
 # In a cross build, configure cannot test arm64's hardware timer. Enable it, as Linux lets all programs read the timer.
 sed -i 's/^#define HAVE_HW_TIMER 0/#define HAVE_HW_TIMER 1/' config.h
 make
@@ -668,7 +695,15 @@ echo 1.21.1 > .release_version
 ./autogen.sh
 # --enable-platform-aws requires libfabric 1.22 and includes the tuner, also on build machines that are not AWS's.
 ./configure $CROSS --prefix=/opt/aws-ofi-nccl --enable-platform-aws --with-cuda=/usr/local/cuda --with-gdrcopy=/opt/gdrcopy \
-  --disable-nccl-net-library --disable-tests --disable-werror --with-mpi=no
+  --disable-nccl-net-library --disable-tests --disable-werror --with-mpi=no || {
+  logs=$(find . -name config.log -exec grep -L '^configure: exit 0' {} + || true)
+  for log in ${logs:-$(find . -name config.log)}; do
+    echo "the end of $log:"
+    sed '/^## Cache variables/,$d' "$log" | tail -n 100
+  done >&2
+  echo "configure failed; the reason is in config.log above" >&2
+  exit 1
+}
 make
 make install DESTDIR=/out/devel
 plugin=/out/devel/opt/aws-ofi-nccl
@@ -698,7 +733,15 @@ cd /build
 ./autogen.sh
 ./configure $CROSS --prefix=/opt/ucc --disable-static --with-ucx=/opt/ucx --with-nccl=/opt/nccl \
   --with-cuda=/usr/local/cuda --with-nvcc-gencode="$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH")" \
-  --without-rocm LDFLAGS=-Wl,-rpath=/opt/ucx/lib
+  --without-rocm LDFLAGS=-Wl,-rpath=/opt/ucx/lib || {
+  logs=$(find . -name config.log -exec grep -L '^configure: exit 0' {} + || true)
+  for log in ${logs:-$(find . -name config.log)}; do
+    echo "the end of $log:"
+    sed '/^## Cache variables/,$d' "$log" | tail -n 100
+  done >&2
+  echo "configure failed; the reason is in config.log above" >&2
+  exit 1
+}
 make
 make install DESTDIR=/out/devel
 find /out/devel -name '*.la' -delete
@@ -763,7 +806,15 @@ export PKG_CONFIG_LIBDIR=/opt/pmix/lib/pkgconfig:$PKG_CONFIG_LIBDIR
   --with-pmix=/opt/pmix --with-hwloc=external --with-libevent=external --with-slurm \
   --with-ucx=/opt/ucx --with-ucc=/opt/ucc \
   --with-cuda=/usr/local/cuda --with-cuda-libdir=/usr/local/cuda/lib64/stubs \
-  --with-wrapper-cc=gcc ompi_cv_c_word_size_align=no LDFLAGS=-Wl,-rpath=/opt/pmix/lib:/opt/ucx/lib:/opt/ucc/lib
+  --with-wrapper-cc=gcc ompi_cv_c_word_size_align=no LDFLAGS=-Wl,-rpath=/opt/pmix/lib:/opt/ucx/lib:/opt/ucc/lib || {
+  logs=$(find . -name config.log -exec grep -L '^configure: exit 0' {} + || true)
+  for log in ${logs:-$(find . -name config.log)}; do
+    echo "the end of $log:"
+    sed '/^## Cache variables/,$d' "$log" | tail -n 100
+  done >&2
+  echo "configure failed; the reason is in config.log above" >&2
+  exit 1
+}
 make
 make install DESTDIR=/out/devel
 find /out/devel -name '*.la' -delete

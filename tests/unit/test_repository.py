@@ -1,10 +1,12 @@
 """What this repository ships fits together: components have checks, shell and Dockerfiles are clean, schemas fresh."""
 
 import json
+import re
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
+import jinja2
 import pytest
 
 from imagebuild.project.component import Component
@@ -52,6 +54,24 @@ def test_rendered_dockerfiles_pass_hadolint(full_plan: Plan, renderer: Renderer,
         (tmp_path / target.id).write_text(renderer.dockerfile(target).text)
     done = ran(PROGRAMS / "hadolint", "--config", ROOT / ".hadolint.yaml", "--no-color", *tmp_path.iterdir())
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.programs
+def test_each_configure_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    texts = {path.parent.name: path.read_text() for path in ROOT.glob("dockerfiles/components/*/build.j2")}
+    runs = {name for name, text in texts.items() if re.search(r"(^|\s)\./\S*configure", text, re.MULTILINE)}
+    assert runs == {name for name, text in texts.items() if "or_show_log()" in text} >= {"openmpi", "perftest", "ucx"}
+    macros = jinja2.Environment(trim_blocks=True).from_string((ROOT / "dockerfiles/macros.j2").read_text())
+    end = macros.module.or_show_log("no UCX")  # type: ignore[attr-defined]
+    (tmp_path / "part").mkdir()
+    for name, status in (("config.log", 0), ("part/config.log", 1)):
+        log = f"configure:9: error: of {name}\n## ----- ##\n## Cache variables. ##\nx=1\nconfigure: exit {status}\n"
+        (tmp_path / name).write_text(log)
+    done = ran("bash", "-euo", "pipefail", "-c", f"false {end}\necho no", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "the end of ./part/config.log:\nconfigure:9: error: of part/config.log" in done.stderr
+    assert done.stderr.endswith("no UCX; the reason is in config.log above\n")
+    assert "of config.log" not in done.stderr
 
 
 def test_no_component_knows_an_image_by_its_name(project: Project) -> None:

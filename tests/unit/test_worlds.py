@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
+import json
 import platform
 import re
 import shutil
@@ -31,7 +33,8 @@ from imagebuild.core.fields import Arch
 from imagebuild.core.http import Patience
 from imagebuild.core.run import run_program
 from imagebuild.core.settings import Mirrors
-from imagebuild.lock.facts import image_facts, tree_facts, unpack
+from imagebuild.lock.facts import Contents, image_facts, tree_facts, unpack
+from imagebuild.lock.report import write_report
 from imagebuild.lock.repositories import choose
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.lockfile import LockedRepository, PackageSource, TreeFacts, Unpacked, key_of, lacks
@@ -157,12 +160,16 @@ def read(row: Row, unpacked: Unpacked, folder: Path) -> tuple[dict[str, str], tu
 
 def repacked(top: Path, how: Row, unpacked: Unpacked) -> Path:
     """Pack a tree in another form, and unpack it as `lock` does."""
+    return unpack(pack(top, how), top.parent / "unpacked", unpacked.needs)
+
+
+def pack(top: Path, how: Row) -> Path:
     path = top.parent / "archive"
     if "holes" in how:
         with (top / how["holes"]).open("wb") as file:
             file.truncate(1 << 20)
         ran("tar", "--sparse", f"--format={how['tar']}", "-cjf", path, "-C", top.parent, top.name, check=True)
-        return unpack(path, top.parent / "unpacked", unpacked.needs)
+        return path
 
     def owned(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.uid, member.mtime = how.get("owner", member.uid), how.get("mtime", member.mtime)
@@ -176,7 +183,7 @@ def repacked(top: Path, how: Row, unpacked: Unpacked) -> Path:
             member = tarfile.TarInfo(name.format(top=top.name))
             member.type, member.linkname = tarfile.LNKTYPE, target.format(top=top.name)
             archive.addfile(member)
-    return unpack(path, top.parent / "unpacked", unpacked.needs)
+    return path
 
 
 def differing(before: TreeFacts, after: TreeFacts) -> Iterator[str]:
@@ -220,6 +227,60 @@ def archive_line(row: Row, unpacked: Unpacked, shown: Callable[[str], Any], fold
         return line(row, "adapted", "<br>".join(new))
     changed = list(differing(before, tree))
     return line(row, "noted" if changed else "taken as it is", ", ".join(changed))
+
+
+KINDS = {
+    "fifo": tarfile.FIFOTYPE,
+    "device": tarfile.CHRTYPE,
+    "global": tarfile.XGLTYPE,
+    "file": tarfile.REGTYPE,
+    "folder": tarfile.DIRTYPE,
+    "symlink": tarfile.SYMTYPE,
+    "hardlink": tarfile.LNKTYPE,
+}
+
+
+def made_from(report: Any, path: Path) -> Path:
+    """Write an archive with what a report says about another archive."""
+    with tarfile.open(path, "w") as archive:
+        for kind, mode, _, name, target in report["members"]:
+            member, inner = tarfile.TarInfo(name), name.removeprefix("./").partition("/")[2]
+            member.type, member.mode, member.linkname = KINDS[kind], mode, target
+            content = report["texts"].get(inner, "").encode()
+            if inner in report["libraries"]:
+                content = elf(**report["libraries"][inner])
+            member.size = len(content) if kind == "file" else 0
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def outcome(path: Path, unpacked: Unpacked, folder: Path) -> tuple[object, Any]:
+    """Return the facts of an archive or the message of the stop, and the report about the archive as JSON."""
+    report = Contents()
+    found: object
+    try:
+        top = unpack(path, folder, unpacked.needs, report)
+        found = tree_facts(run_program, top, unpacked, contents=report)
+    except ImagebuildError as stopped:
+        found = str(stopped)
+    written = write_report(folder.parent, [], [], {"a": report}, [])
+    return found, json.loads(written.read_text())["archives"]["a"]
+
+
+TRIED = [row for row in data("worlds/archives") if {"stops", "packed"} & row.keys() or "facts" in row]
+
+
+@pytest.mark.parametrize("row", TRIED, ids=lambda row: row["says"])
+def test_a_report_is_enough_to_make_the_archive_again(row: Row, project: Project, tmp_path: Path) -> None:
+    unpacked = project.components["hpcx"].model.unpacked
+    assert unpacked
+    which = hpcx.Distribution("ubuntu24.04", 13)
+    tree = changed_tree(hpcx.files(changed_release(hpcx.release(hpcx.NEWEST), row), which), row)
+    path = pack(hpcx.unpack(tree, tmp_path / which.name), row.get("packed", {}))
+    first, report = outcome(path, unpacked, tmp_path / "first")
+    assert isinstance(first, str) or len(report["members"]) >= len(tree)
+    again, _ = outcome(made_from(report, tmp_path / "again.tar"), unpacked, tmp_path / "second")
+    assert first == again
 
 
 def test_archives_that_are_none(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ def test_a_rebuild_is_of_a_day_from_the_lock_s_date_to_today(project: Project) -
     check_request(BuildRequest((), rebuilt=project.lock.date), {}, project.lock.date)
 
 
-WRITTEN = ("", "bake.json", "metadata.json", "empty", "{id}", "{id}/Dockerfile", "{id}/result.json", "{id}/layout")
+WRITTEN = ["", "bake.json", "metadata.json", "empty", "{id}"]
+WRITTEN += [f"{{id}}/{name}" for name in ("Dockerfile", "result.json", "layout", "build.log")]
 
 
 @pytest.mark.programs

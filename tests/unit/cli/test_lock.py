@@ -204,5 +204,5 @@ def test_without_a_project_the_shipped_lock_is_only_read(
     assert (status, printed.splitlines()[-1]) == (0, "the servers of the sources were not asked")
     assert "these are the images that come with imagebuild" in note
     assert command("lock", "quickstart", "--show", "nccl-wheel")[0] == 0
-    status, _, complaint = command("lock", "quickstart")
+    status, _, complaint = command("lock")
     assert (status, "make a project with `imagebuild init`" in complaint) == (2, True)

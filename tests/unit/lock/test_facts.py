@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import tarfile
@@ -16,6 +17,7 @@ import pytest
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, ResultError
 from imagebuild.core.fields import Platform
 from imagebuild.core.run import run_program
+from imagebuild.lock import resolve
 from imagebuild.lock.facts import image_facts, tree_facts, unpack
 from imagebuild.lock.resolve import merged_sources
 from imagebuild.project.lockfile import (
@@ -38,7 +40,8 @@ from imagebuild.project.project import Project
 from imagebuild.render.image import adaptations
 from imagebuild.render.renderer import Renderer
 from tests.conftest import ROOT
-from tests.unit.lock.lock_fakes import A, B, lock_of
+from tests.unit.conftest import Call
+from tests.unit.lock.lock_fakes import A, B, Fake, lock_of
 from tests.upstream import bases, hpcx
 
 pytestmark = pytest.mark.programs
@@ -208,6 +211,37 @@ def test_the_dockerfile_of_hpcx_for_what_was_shown_of_it(
     text = with_env(made).dockerfile(target).text
     assert "unresolved" not in text
     golden(f"tests/golden/{target.id}.Dockerfile", text)
+
+
+def test_an_unlocked_target_becomes_a_dockerfile_in_one_command(
+    locked_hpcx: tuple[Project, Target], command: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In an empty folder. `render`, `build` and `verify` propose one command, which works as printed."""
+    (here := tmp_path / "empty").mkdir()
+    monkeypatch.chdir(here)
+    (made, target), fake = locked_hpcx, Fake()
+    monkeypatch.setattr(resolve, "network_upstream", lambda *_, **__: fake)
+    for name in ("render", "build", "verify"):
+        status, _, message = command(name, target.id)
+        (proposed,) = re.findall("run `(.*?)`", message)
+        assert (status, proposed) == (2, f"imagebuild lock {target.id}")
+        status, printed, message = command(name, target.id, "--lock")
+        assert (status, printed) == (4, "")
+        assert "servers that did not answer: content.mellanox.com, developer.download.nvidia.com, " in message
+    (report,) = here.glob("build/*")
+    assert len(json.loads(report.read_text())["failures"]) >= 8
+    monkeypatch.setattr(fake, "resolve", lambda source, *_: made.lock.entry(key_of(source)))
+    status, text, _ = command("render", target.id, "--lock")
+    assert (status, "unresolved" in text, text.startswith(f"# {target.id}\n")) == (0, False, True)
+    assert command("render", target.id)[1] == text
+    (here / "imagebuild.lock").unlink()
+    assert command(*proposed.split()[1:])[0] == 0
+    assert command("render", target.id)[1] == text
+    status, printed, _ = command("plan", "hpcx")
+    rows = {words[0]: words[3:6] for line in printed.splitlines() if len(words := line.split()) > 6}
+    assert rows[target.id][0] == rows[target.id][2] != rows["hpcx-cuda13.2.1-ubuntu24.04-devel"][0]
+    assert command("render", target.id, "--lock", "-o", "other/Dockerfile")[0] == 0
+    assert {path.name for path in (here / "other").iterdir()} == {"Dockerfile", "imagebuild.lock"}
 
 
 def test_an_image_trusts_the_keys_of_all_its_repositories(locked_hpcx: tuple[Project, Target]) -> None:

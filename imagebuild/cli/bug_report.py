@@ -1,0 +1,69 @@
+"""The command `imagebuild bug-report`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from imagebuild import __version__
+from imagebuild.cli import options
+
+ENDS = (".json", ".log", ".txt", "Dockerfile")
+"""Ends of the names of files that are packed from the folder of the builds."""
+LARGEST, MOST = 16 << 20, 500
+"""Maximum size in bytes of a file, of which otherwise only the end is packed, and maximum number of files."""
+
+
+@options.command()
+def bug_report(project: options.ProjectFiles, folder: Path, output: Path) -> None:
+    from imagebuild.core.console import format_size, out, print_table, redacted_text, visible
+    from imagebuild.core.files import write_bytes, write_text
+    from imagebuild.core.run import run_program
+
+    place, about, rows = project.folder, options.table("bug_report")["parts"], list[tuple[str, str, str]]()
+    with tempfile.TemporaryDirectory(prefix="imagebuild-") as name:
+        made, top = Path(name, "made"), Path(name, "imagebuild-bug-report")
+        made.mkdir()
+        where = {options.PROJECT_VARIABLE: str(project.root)} if project.root else {}
+        own = (sys.executable, "-m", "imagebuild")
+        run_program("bash", str(Path(__file__).with_suffix(".sh")), str(made), str(folder), *own, env=where)
+        files = [(f"folder/{path.relative_to(folder)}", path) for path in files_in(folder, ENDS)]
+        notes = [] if files else [f"{folder} has no logs or results"]
+        files += [(f"project/{path.name}", path) for path in (place / "matrix.yaml", place / "imagebuild.lock")]
+        files += [(str(path.relative_to(made)), path) for path in files_in(made, ("",))]
+        for packed, path in ((packed, path) for packed, path in files if path.is_file()):
+            text = redacted_text(visible(end_of(path)))
+            write_text(top / packed, text.encode(errors="replace").decode())
+            rows.append((packed, str(len(text)), about[packed.partition("/")[0]]))
+        lines = [f"imagebuild {__version__}", *notes, *map("  ".join, rows)]
+        write_text(top / "README", "\n".join([*lines, ""]))
+        content = Path(shutil.make_archive(f"{name}/packed", "gztar", name, top.name)).read_bytes()
+    write_bytes(output, content)
+    print_table(("file", "characters", "what it is"), rows)
+    out.print("\n".join([*notes, f"{output}: {format_size(len(content))}; read it, then attach it to the issue"]))
+
+
+def files_in(folder: Path, ends: tuple[str, ...]) -> list[Path]:
+    """Return the regular files in a folder whose names have an end, but no parts of images. Links are not followed."""
+
+    def found() -> Iterator[Path]:
+        for place, folders, names in os.walk(folder):
+            folders[:] = sorted(name for name in folders if name not in ("blobs", "ingest"))
+            paths = (Path(place, name) for name in sorted(names) if name.endswith(ends))
+            yield from (path for path in paths if stat.S_ISREG((about := path.lstat()).st_mode) and about.st_size)
+
+    return list(found())[:MOST]
+
+
+def end_of(path: Path) -> str:
+    """Return the text of a file, or its end if it is large."""
+    with path.open("rb") as file:
+        left_out = max(0, path.stat().st_size - LARGEST)
+        file.seek(left_out)
+        text = file.read(LARGEST).decode(errors="replace")
+        return f"… {left_out} bytes left out …\n{text}" if left_out else text
