@@ -245,7 +245,7 @@ def _missing_modules(inspection: Inspection) -> Iterator[Finding]:
         for name in sorted(listed):
             file = f"lib{library[1]}_{name}.so.0"
             if not any(inspection.tree.find(f"{folder}/{file}") for folder in folders):
-                text = f"opens {folders[0]}/{file}, which the image lacks; copy the folder with the modules of UCX too"
+                text = f"opens /{folders[0]}/{file}, which the image lacks; copy the folder with the modules of UCX too"
                 yield Finding(f"/{path}", f"{text}; {MODULES[0][2]}")
 
 
