@@ -20,7 +20,6 @@ from imagebuild.oci.reference import ImageReference
 from imagebuild.oci.registry import Registry, Repository
 from imagebuild.project.records import ScanResult
 from imagebuild.publish import evidence
-from imagebuild.publish.decide import unproven
 from imagebuild.publish.provenance import Provenance
 from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.publish.signatures import SIGNER_OPTIONS, Signer
@@ -153,7 +152,7 @@ def _judge_attached(
                 newest[scanned] = max(value.started, newest.get(scanned, ""))
                 scans[item.digest] = scanned, value.started
             if isinstance(value, VerifyResult) and judged[-1][1] != "broken":
-                doubt = unproven(value)
+                doubt = evidence.unproven(value)
                 for check in value.checks:
                     # A rule about the image's files that was skipped does not apply to the image.
                     is_image = check.component == IMAGE

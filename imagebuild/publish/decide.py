@@ -17,12 +17,11 @@ from imagebuild.project.matrix import Publish
 from imagebuild.project.plan import REVISION, REVISION_DIGITS, Target, axes_of, components_of
 from imagebuild.project.project import Project
 from imagebuild.project.records import BuildResult, RenderedHashes, ScanResult
-from imagebuild.publish.evidence import UNNAMED, Evidence, EvidenceFile, about, scan_problem
+from imagebuild.publish.evidence import UNNAMED, Evidence, EvidenceFile, about, scan_problem, unproven
 from imagebuild.render.renderer import Renderer
 from imagebuild.report.document import Report
-from imagebuild.verify.checks import IMAGE, SAME_FILES
+from imagebuild.verify.checks import IMAGE
 from imagebuild.verify.rules import IMAGE_CHECKS, UNJUDGED, hash_of_image_checks, hash_of_rules
-from imagebuild.verify.runner import EXEC
 
 READABLE = "readable"
 """Name of the check that passes if the files of the image could be read. If this check passed, the image may be
@@ -230,22 +229,6 @@ def required_checks(target: Target, platform: str, policy: Publish, rules: Seque
     patterns = _required_patterns(target, platform, policy)
     named = {rule: next((pattern for pattern in patterns if _fits(rule, pattern)), "") for rule in rules}
     return {rule.name: pattern for rule, pattern in named.items() if pattern or rule.always}
-
-
-def unproven(result: VerifyResult) -> str:
-    """Return the reason why the checks may have run in another image, or with other variables than those of the image.
-
-    The reason is empty if the checks certainly ran in this image, without `--env`. A runner `exec:PREFIX` (a command
-    prefix such as `ssh node`) may run the checks in any image, so the results count only if the check
-    `image/same-files` passed."""
-    if others := ", ".join(option for option in result.options if not option.startswith(("--only ", "--profile "))):
-        return f"the check ran with {others}; run `imagebuild verify` again without this option"
-    runner = result.surroundings.runner if result.surroundings else ""
-    proof = next((check for check in result.checks if check.component == IMAGE and check.check == SAME_FILES), None)
-    if not runner.startswith(EXEC) or (proof and proof.outcome == "passed"):
-        return ""
-    why = f"was {proof.outcome}: {proof.reason}" if proof else "was not run"
-    return f"the check ran through {runner}, but {IMAGE}/{SAME_FILES}, which proves that the image is the same, {why}"
 
 
 def _fits(rule: PublishRule, pattern: str) -> bool:

@@ -27,6 +27,8 @@ from imagebuild.publish.provenance import Provenance
 from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.publish.signatures import Signer
 from imagebuild.report.document import Report
+from imagebuild.verify.checks import IMAGE, SAME_FILES
+from imagebuild.verify.runner import EXEC
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -154,6 +156,22 @@ def scan_problem(scan: ScanResult, days: int = MAX_SCAN_DAYS) -> str:
         return scan.reason or "the policy does not allow the findings"
     age = datetime.fromisoformat(latest_time()) - datetime.fromisoformat(in_utc(scan.started))
     return f"the scan is older than {plural(days, 'day')}; scan the image again" if age > timedelta(days) else ""
+
+
+def unproven(result: VerifyResult) -> str:
+    """Return the reason why the checks may have run in another image, or with other variables than those of the image.
+
+    The reason is empty if the checks certainly ran in this image, without `--env`. A runner `exec:PREFIX` (a command
+    prefix such as `ssh node`) may run the checks in any image, so the results count only if the check
+    `image/same-files` passed."""
+    if others := ", ".join(option for option in result.options if not option.startswith(("--only ", "--profile "))):
+        return f"the check ran with {others}; run `imagebuild verify` again without this option"
+    runner = result.surroundings.runner if result.surroundings else ""
+    proof = next((check for check in result.checks if check.component == IMAGE and check.check == SAME_FILES), None)
+    if not runner.startswith(EXEC) or (proof and proof.outcome == "passed"):
+        return ""
+    why = f"was {proof.outcome}: {proof.reason}" if proof else "was not run"
+    return f"the check ran through {runner}, but {IMAGE}/{SAME_FILES}, which proves that the image is the same, {why}"
 
 
 def mismatch(value: BaseModel, digest: str, platform: str, indexes: Collection[str]) -> str:
