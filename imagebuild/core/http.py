@@ -5,6 +5,7 @@ import io
 import netrc
 import random
 import re
+import socket
 import threading
 import time
 from collections import deque
@@ -92,6 +93,10 @@ class TryAgain(Unreachable):
 
 class NoAnswer(TryAgain):
     """The server did not answer at all."""
+
+
+class UnknownHost(NoAnswer):
+    """No server has this name. Other than a server that does not answer, it is not asked again."""
 
 
 class _Timed(io.RawIOBase):
@@ -191,6 +196,7 @@ class Client:
                         backoff = self.patience.backoff_s * 2 ** (attempts - 1) * random.uniform(0.5, 1.5)  # noqa: S311
                         pause = max(min(backoff, LONGEST_PAUSE_S), again.pause_s)
                         limit = self.patience.seconds * (BUSY_FACTOR if again.pause_s else 1)
+                        limit = 0 if isinstance(again, UnknownHost) else limit
                         if pause > limit or (now - first + pause > limit and attempts >= LEAST_ATTEMPTS):
                             demand = f", and asks for a pause of {pause:.0f} s" if again.pause_s else ""
                             tries = f"after {attempts} attempts in {now - first:.0f} s" if attempts > 1 else "at once"
@@ -225,8 +231,7 @@ class Client:
                 raise CommandError(f"{what}: {innermost_reason(error)}") from None
             except (RequestException, HTTPError, OSError) as error:
                 self.asked.append(f"{method} {url}: {innermost_reason(error)}")
-                kind = NoAnswer if isinstance(error, requests.ConnectionError) else TryAgain
-                raise kind(f"{what}: {innermost_reason(error)}") from None
+                raise kind_of(error)(f"{what}: {innermost_reason(error)}") from None
             told = ", ".join(answer.headers[name] for name in TOLD_HEADERS if name in answer.headers)
             self.asked.append(f"{method} {url}: {answer.status_code} {answer.reason}; {told}")
             place = self.session.get_redirect_target(answer) if answer.is_redirect else None
@@ -292,13 +297,26 @@ def describe_answer(answer: requests.Response) -> str:
     return f"{answer.status_code} ({text[:SHOWN_LENGTH]})"
 
 
+def innermost(error: Exception) -> Exception:
+    """Return the innermost of the errors that the HTTP library put into each other."""
+    while causes := [c for c in (getattr(error, "reason", None), *error.args) if isinstance(c, Exception)]:
+        error = causes[0]
+    return error
+
+
+def kind_of(error: Exception) -> type[TryAgain]:
+    """Return the kind of a failure without an answer."""
+    cause = innermost(error).__cause__
+    if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
+        return UnknownHost
+    return NoAnswer if isinstance(error, requests.ConnectionError) else TryAgain
+
+
 def innermost_reason(error: Exception) -> str:
     """Return the text of the innermost cause of an error. The HTTP library wraps the cause in long texts."""
     if isinstance(error, requests.Timeout):
         return "the server did not answer in time"
-    inner = error
-    while causes := [c for c in (getattr(inner, "reason", None), *inner.args) if isinstance(c, Exception)]:
-        inner = causes[0]
+    inner = innermost(error)
     if isinstance(inner, IncompleteRead):
         return f"the transfer ended after {inner.partial} of {int(inner.partial or 0) + int(inner.expected or 0)} bytes"
     text = re.sub(r"^HTTPS?Connection(Pool)?\(.*?\): ", "", str(inner).rpartition(">: ")[2])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -41,8 +41,8 @@ class Inspection:
     """Number of layers that were read. The facts about the others are from the cache."""
     base_of: Callable[[Target], str] = field(default=lambda _: "")
     """A function that returns the base image of a target in the lock."""
-    find_base: Callable[[str], FoundImage] | None = None
-    """A function that finds this base image."""
+    find_base: Callable[[str, Sequence[str]], FoundImage] | None = None
+    """A function that finds this base image; its second argument are the diff ids of the image's layers."""
 
     @cached_property
     def tree(self) -> Tree:
@@ -108,11 +108,12 @@ class Inspection:
         except (NotApplicable, ImagebuildError) as error:
             return 0, str(error)
         try:
-            base = self.find_base(reference).image(self.image.platform)
+            diff_ids = [layer.diff_id or "" for layer in self.image.layers]
+            base = self.find_base(reference, diff_ids).image(self.image.platform)
         except ImagebuildError as error:
             return None, str(error)
         layers = [layer.diff_id for layer in base.layers]
-        if "@" in reference and layers == [layer.diff_id for layer in self.image.layers[: len(layers)]]:
+        if "@" in reference and layers == diff_ids[: len(layers)]:
             return len(layers), ""
         return 0, f"the image does not begin with the layers of {reference}"
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
 from docker import DockerClient
 
+from imagebuild.build.base import bootstrapped
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, nearest
-from imagebuild.core.files import read_text
+from imagebuild.core.files import cache_folder, read_text
 from imagebuild.core.settings import load_settings
 from imagebuild.core.yaml import read_written
 from imagebuild.oci import engine, image
@@ -206,9 +207,17 @@ class ImageFinder:
         parsed = parse_reference(reference)
         return image.image_in_registry(name or reference, parsed, self.connect(parsed.host), folder)
 
-    def find_base(self, reference: str) -> FoundImage:
-        """Return the base image of a target from its registry, or from the user's mirror of the registry.
-        Raises the same errors as `find`, and ConfigError if the user's configuration is wrong."""
+    def find_base(self, reference: str, layers: Sequence[str] = ()) -> FoundImage:
+        """Return the base image of a target, whose image has layers with these diff ids.
+
+        It is found in the cache if this machine bootstrapped it, else in its registry or in the user's mirror of the
+        registry. Raises the same errors as `find`, and ConfigError if the user's configuration is wrong."""
+        with suppress(OSError):
+            for folder in (path for place in cache_folder().iterdir() for path in bootstrapped(place)):
+                own = in_files(reference, folder, Path())
+                diff_ids = [[layer.diff_id for layer in own.image(p).layers] for p in own.platforms]
+                if any(ids == [*layers[: len(ids)]] for ids in diff_ids):
+                    return own
         return self.find_in_registry(load_settings(os.environ).mirrors.image(reference), Path())
 
     def results_of_build(self, target: Target, folder: Path) -> Iterator[FoundImage]:

@@ -171,3 +171,10 @@ def test_a_login_goes_to_its_host_and_no_further(serve: Serve, status: int) -> N
     near = serve(Answer(status, headers={"Location": "/other"}), GOOD)
     Client().send("GET", near.address, "request", headers={"Authorization": "Bearer secret"})
     assert near.asked == ["Bearer secret"] * 2
+
+
+def test_a_host_that_does_not_exist_is_asked_once() -> None:
+    began = time.monotonic()
+    with pytest.raises(Unreachable, match="gave up at once"):
+        Client().retried("x", lambda: Client().send("GET", "http://no-such-host.invalid/x", "x"))
+    assert time.monotonic() - began < 5

@@ -168,3 +168,24 @@ def test_no_room_for_an_archive_is_said(monkeypatch: pytest.MonkeyPatch) -> None
         ImageFinder().find("./image.tar"),
     ):
         pass
+
+
+def test_a_base_image_that_this_machine_bootstrapped_needs_no_registry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    place = tmp_path / "imagebuild/base/trixie-0"
+    place.mkdir(parents=True)
+    made = make.Layout(place / "made")
+    digest = made.image([make.layer({"etc/debian_version": b"13"})])["digest"]
+    made.root.rename(place / digest.removeprefix("sha256:"))
+    own = make.diff_id(make.layer({"etc/debian_version": b"13"}))
+    asked: list[str] = []
+    finder = ImageFinder(connect=lambda host: asked.append(host) or FakeRegistry())  # type: ignore[func-returns-value]
+    reference = f"docker.io/library/debian:13@sha256:{'0' * 64}"
+    found = finder.find_base(reference, [own, f"sha256:{'1' * 64}"])
+    assert [layer.diff_id for layer in found.image(None).layers] == [own]
+    assert not asked
+    with pytest.raises(ConfigError):
+        finder.find_base(reference, [f"sha256:{'1' * 64}", own])
+    assert asked
