@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from imagebuild.core import console
 from imagebuild.oci import engine
 from tests.conftest import LIBRARY, LOCK, Files
 from tests.unit import image_files
@@ -71,6 +72,7 @@ def first_builder(tiny: Files, downloads: Server, tmp_path: Path, monkeypatch: p
     (tmp_path / "bin/docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.setenv("ACME_TOKEN", "Zmlyc3RidWlsZGVyc3NlY3JldA")
+    console._secret_variables.cache_clear()  # another test may have read the variables
     monkeypatch.setattr(engine, "find_engine", lambda *_: engine.Endpoint("tcp://x", "private"))
     return downloads
 
