@@ -41,8 +41,9 @@ class Inspection:
     """Number of layers that were read. The facts about the others are from the cache."""
     base_of: Callable[[Target], str] = field(default=lambda _: "")
     """A function that returns the base image of a target in the lock."""
-    find_base: Callable[[str, Sequence[str]], FoundImage] | None = None
-    """A function that finds this base image; its second argument are the diff ids of the image's layers."""
+    find_base: Callable[[str, str | None, Sequence[str]], FoundImage] | None = None
+    """A function that finds this base image. Its arguments are the reference, the release for which a machine may have
+    bootstrapped it, and the diff ids of the image's layers."""
 
     @cached_property
     def tree(self) -> Tree:
@@ -109,7 +110,9 @@ class Inspection:
             return 0, str(error)
         try:
             diff_ids = [layer.diff_id or "" for layer in self.image.layers]
-            base = self.find_base(reference, diff_ids).image(self.image.platform)
+            entry = self.project.matrix.model.bases[self.target.axes["os"]]
+            release = entry.release if reference.startswith(f"{entry.image}@") else None
+            base = self.find_base(reference, release, diff_ids).image(self.image.platform)
         except ImagebuildError as error:
             return None, str(error)
         layers = [layer.diff_id for layer in base.layers]

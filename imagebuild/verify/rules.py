@@ -360,13 +360,14 @@ def licenses(inspection: Inspection) -> Iterator[Finding]:
 def user(inspection: Inspection) -> Iterator[Finding]:
     """The default user is a number and exists, no account has a password or can log in without one.
 
-    Kubelets cannot compare a name with `runAsNonRoot`. Images of this project also have a user with id 1000."""
+    Kubelets cannot compare a name with `runAsNonRoot`, and refuse root in any spelling. Images of this project also
+    have a user with id 1000."""
     accounts = _accounts(inspection, "etc/passwd")
     hashes = _accounts(inspection, "etc/shadow")
     name, _, group = str(inspection.image.settings.get("User") or "").partition(":")
     if name and not name.isdigit() and name not in accounts:
         yield Finding(name, "containers start as this user, but /etc/passwd does not contain it; write UID:GID")
-    elif not (name + group).isdigit() and name + group:
+    elif name != "root" and not (name + group).isdigit() and name + group:
         ids = next((":".join(row[2:4]) for row in accounts.values() if name in (row[0], row[2])), "UID:GID")
         yield Finding(name, f"containers start as a name, which kubelets cannot check (runAsNonRoot); write USER {ids}")
     for account, fields in (*accounts.items(), *hashes.items()):

@@ -154,7 +154,9 @@ def _misnamed(inspection: Inspection, row: Mapping[str, str]) -> Iterator[Findin
     for path in files:
         if path not in known and path not in reported and not _found(inspection, [path.rpartition("/")[2]]):
             text = f"is not in a folder of the loader, so NCCL does not find it; add /{path.rpartition('/')[0]} to"
-            yield Finding(f"/{path}", f"{text} `libraries` of the component, or run ldconfig after it; {row['loss']}")
+            text += f" `libraries` of the component, or run ldconfig after it; {row['loss']}"
+            # Of several plug-ins, such as those of HPC-X, users choose one.
+            yield Finding(f"/{path}", text, note=bool(known))
 
 
 def _unread(inspection: Inspection, row: Mapping[str, str]) -> Iterator[Finding]:
@@ -236,8 +238,13 @@ def _misplaced_providers(inspection: Inspection) -> Iterator[Finding]:
 
 def _missing_modules(inspection: Inspection) -> Iterator[Finding]:
     """Yield libraries of UCX whose modules are missing."""
+    searched = {inspection.tree.resolve(folder) for folder in inspection.searched}
+    of_ucx = {
+        path: re.match(r"lib(uc[mpst](?:_ib)?)\.so", elf.soname or "") for path, elf in inspection.objects.items()
+    }
+    is_found = any(library and path.rpartition("/")[0] in searched for path, library in of_ucx.items())
     for path, elf in inspection.objects.items():
-        if not (library := re.match(r"lib(uc[mpst](?:_ib)?)\.so", elf.soname or "")):
+        if not (library := of_ucx[path]):
             continue
         listed = {name for text in elf.texts for name in text.split(":")} & {*PATTERNS["ucx-modules"]}
         above = path.rpartition("/")[0].removesuffix("/ucx")
@@ -246,7 +253,9 @@ def _missing_modules(inspection: Inspection) -> Iterator[Finding]:
             file = f"lib{library[1]}_{name}.so.0"
             if not any(inspection.tree.find(f"{folder}/{file}") for folder in folders):
                 text = f"opens /{folders[0]}/{file}, which the image lacks; copy the folder with the modules of UCX too"
-                yield Finding(f"/{path}", f"{text}; {MODULES[0][2]}")
+                # Programs find a second UCX, such as HPC-X's for debugging, only if a user asks for it.
+                is_second = is_found and path.rpartition("/")[0] not in searched
+                yield Finding(f"/{path}", f"{text}; {MODULES[0][2]}", note=is_second)
 
 
 # Executable stacks

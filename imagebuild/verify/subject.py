@@ -207,13 +207,15 @@ class ImageFinder:
         parsed = parse_reference(reference)
         return image.image_in_registry(name or reference, parsed, self.connect(parsed.host), folder)
 
-    def find_base(self, reference: str, layers: Sequence[str] = ()) -> FoundImage:
+    def find_base(self, reference: str, release: str | None = None, layers: Sequence[str] = ()) -> FoundImage:
         """Return the base image of a target, whose image has layers with these diff ids.
 
-        It is found in the cache if this machine bootstrapped it, else in its registry or in the user's mirror of the
-        registry. Raises the same errors as `find`, and ConfigError if the user's configuration is wrong."""
+        It is found in the cache if this machine bootstrapped it for this release, else in its registry or in the user's
+        mirror of the registry. Raises the same errors as `find`, and ConfigError if the user's configuration is
+        wrong."""
         with suppress(OSError):
-            for folder in (path for place in cache_folder().iterdir() for path in bootstrapped(place)):
+            places = cache_folder().glob(f"{release}-*") if release else ()
+            for folder in (path for place in places for path in bootstrapped(place)):
                 own = in_files(reference, folder, Path())
                 diff_ids = [[layer.diff_id for layer in own.image(p).layers] for p in own.platforms]
                 if any(ids == [*layers[: len(ids)]] for ids in diff_ids):

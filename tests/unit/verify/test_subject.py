@@ -183,9 +183,12 @@ def test_a_base_image_that_this_machine_bootstrapped_needs_no_registry(
     asked: list[str] = []
     finder = ImageFinder(connect=lambda host: asked.append(host) or FakeRegistry())  # type: ignore[func-returns-value]
     reference = f"docker.io/library/debian:13@sha256:{'0' * 64}"
-    found = finder.find_base(reference, [own, f"sha256:{'1' * 64}"])
+    found = finder.find_base(reference, "trixie", [own, f"sha256:{'1' * 64}"])
     assert [layer.diff_id for layer in found.image(None).layers] == [own]
     assert not asked
-    with pytest.raises(ConfigError):
-        finder.find_base(reference, [f"sha256:{'1' * 64}", own])
-    assert asked
+    # Another image may be built on top of the same bootstrapped layers.
+    for release, layers in ((None, [own]), ("bookworm", [own]), ("trixie", [f"sha256:{'1' * 64}", own])):
+        asked.clear()
+        with pytest.raises(ConfigError):
+            finder.find_base(reference, release, layers)
+        assert asked
