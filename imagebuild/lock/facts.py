@@ -185,6 +185,7 @@ def tree_facts(
     run: RunProgram, top: Path, wanted: Unpacked, *, isolated: bool = True, contents: Contents | None = None,
 ) -> TreeFacts:  # fmt: skip
     """Return the facts about an unpacked archive that the lock stores, such as its environment variables and libraries.
+
     Add what was read to `contents`.
 
     The script of the archive that sets environment variables runs with an empty environment and a time limit. If

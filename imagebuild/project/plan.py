@@ -169,6 +169,7 @@ def make_plan(project: Project) -> Plan:
 
 def with_requirements(project: Project, image: str, mistakes: Mistakes) -> tuple[str, ...]:
     """Return the components of an image and all components that they require, requirements first.
+
     Add a mistake for each requirement that no component fulfils, for each name that several components provide, and for
     each pair of components that cannot be in one image."""
     where, what = project.matrix.at("images", image, "components"), f"images.{image}.components"

@@ -83,6 +83,7 @@ def verify_attachments(
     scan_days: int = evidence.MAX_SCAN_DAYS,
 ) -> AttestResult:  # fmt: skip
     """Judge every attachment of an image, and return the outcomes. A required kind that is missing is an outcome, too.
+
     What `publish` required of the image, and states in the index, is also required. `scan_days` is the maximum age of a
     scan that passes.
     `trust` is the signer whose signatures are trusted. If `trust` is None, signatures are not checked, so a forged
