@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -33,10 +32,12 @@ def bug_report(project: options.ProjectFiles, folder: Path, output: Path) -> Non
         own = (sys.executable, "-m", "imagebuild")
         run_program("bash", str(Path(__file__).with_suffix(".sh")), str(made), str(folder), *own, env=where)
         files = [(f"folder/{path.relative_to(folder)}", path) for path in files_in(folder, ENDS)]
-        notes = [] if files else [f"{folder} has no logs or results"]
-        files += [(f"project/{path.name}", path) for path in (place / "matrix.yaml", place / "imagebuild.lock")]
+        link = f"{folder} is a link; to pack its files, name the folder to which it leads"
+        notes = [] if files else [link if folder.is_symlink() else f"{folder} has no logs or results"]
+        own_files = filter(is_regular, (place / "matrix.yaml", place / "imagebuild.lock"))
+        files += [(f"project/{path.name}", path) for path in own_files]
         files += [(str(path.relative_to(made)), path) for path in files_in(made, ("",))]
-        for packed, path in ((packed, path) for packed, path in files if path.is_file()):
+        for packed, path in files:
             text = redacted_text(visible(end_of(path)))
             write_text(top / packed, text.encode(errors="replace").decode())
             rows.append((packed, str(len(text)), about[packed.partition("/")[0]]))
@@ -49,15 +50,21 @@ def bug_report(project: options.ProjectFiles, folder: Path, output: Path) -> Non
 
 
 def files_in(folder: Path, ends: tuple[str, ...]) -> list[Path]:
-    """Return the regular files in a folder whose names have an end, but no parts of images. Links are not followed."""
+    """Return the regular files in a folder whose names have an end, but no parts of images. Links are not followed, as
+    a project can contain a link to the user's own files, such as passwords."""
 
     def found() -> Iterator[Path]:
-        for place, folders, names in os.walk(folder):
+        for place, folders, names in () if folder.is_symlink() else os.walk(folder):
             folders[:] = sorted(name for name in folders if name not in ("blobs", "ingest"))
             paths = (Path(place, name) for name in sorted(names) if name.endswith(ends))
-            yield from (path for path in paths if stat.S_ISREG((about := path.lstat()).st_mode) and about.st_size)
+            yield from (path for path in paths if is_regular(path) and path.stat().st_size)
 
     return list(found())[:MOST]
+
+
+def is_regular(path: Path) -> bool:
+    """Return whether a path is that of a regular file, and not of a link."""
+    return path.is_file() and not path.is_symlink()
 
 
 def end_of(path: Path) -> str:

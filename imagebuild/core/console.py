@@ -34,7 +34,7 @@ INVISIBLE = re.compile(
     "\U000e0000-\U000e007f]"
 )
 """Control characters, characters that change the direction of text or hide text, and characters that XML forbids."""
-WORKFLOW_COMMAND = re.compile(r"^(\s*:)(?=:)|(#)(?=#\[)", re.MULTILINE)
+WORKFLOW_COMMAND = re.compile(r"^([^\S\n]*:)(?=:)|(#)(?=#\[)", re.MULTILINE)
 """Matches the first character of a command to a GitHub job, such as `::error::` at the beginning of a line."""
 Part = str | Text | tuple[str, str]
 """A part of a line: a text, or a text and its style, such as `("failed", "red")`."""

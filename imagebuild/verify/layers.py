@@ -30,7 +30,7 @@ OVERLAP = 16 << 10
 certificate is missed. Secrets and certificates are shorter than this."""
 FEWEST_DIFFERENT = 8
 """Minimum number of different characters in a real token. Tokens in examples usually repeat one letter."""
-PEM = re.compile(rb"-----BEGIN CERTIFICATE-----\s+([A-Za-z0-9+/=\s]{64,}?)-----END CERTIFICATE-----")
+PEM = re.compile(rb"-----BEGIN CERTIFICATE-----\s([A-Za-z0-9+/=\s]{64,}?)-----END CERTIFICATE-----")
 SECRETS = [
     (s["kind"], [t.encode() for t in s["texts"]], re.compile(s["pattern"].encode())) for s in PATTERNS["secrets"]
 ]

@@ -131,3 +131,27 @@ def test_without_a_build_or_a_project(command: Call, tmp_path: Path, monkeypatch
     texts = unpacked(tmp_path / "imagebuild-bug-report.tar.gz")
     assert "build has no logs or results" in texts["README"]
     assert "matrix.yaml:2: not YAML" in texts["plan.txt"]
+
+
+def test_no_link_and_no_name_in_the_folder_leads_out_of_it(
+    command: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, project = tmp_path / "own", tmp_path / "project"
+    for folder in (own, project / "given"):
+        folder.mkdir(parents=True)
+    (own / "config.json").write_text(f'{{"password": "{SECRET}"}}')
+    (own / "key").write_text(SECRET)
+    (project / "matrix.yaml").symlink_to(own / "key")
+    (project / "build").symlink_to(own)
+    names = [f"{'../' * 9}{own.relative_to('/')}/key", "-x", "a b"]
+    (project / "given" / "lock-report.json").write_text(json.dumps({"targets": names}, indent=1))
+    monkeypatch.chdir(project)
+    assert command("bug-report")[0] == 0
+    texts = unpacked(project / "imagebuild-bug-report.tar.gz")
+    assert "build is a link; to pack its files, name the folder to which it leads" in texts["README"]
+    assert {"folder/config.json", "project/matrix.yaml"} & texts.keys() == set()
+    assert command("bug-report", "given")[0] == 0
+    assert ({*own.iterdir()}, (own / "key").read_text()) == ({own / "key", own / "config.json"}, SECRET)
+    (project / "given" / "lock-report.json").unlink()
+    os.mkfifo(project / "given" / "lock-report.json")
+    assert command("bug-report", "given")[0] == 0

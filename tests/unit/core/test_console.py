@@ -100,6 +100,15 @@ def test_untrusted_text_is_harmless_in_terminals_logs_and_tables(
     assert not re.search(r"^\s*::|##\[", file.getvalue(), re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    "part", ["a-", "+", "://a:", "://a:/x", "eyJabcdefgh-", "sk-", "token", 'token" ', "login ", " \n", "x@"]
+)
+def test_a_long_hostile_text_is_soon_printable(part: str) -> None:
+    began = time.process_time()
+    console.printable(part * (50_000 // len(part)))
+    assert time.process_time() - began < 5
+
+
 def test_json_keeps_its_value_without_invisible_characters() -> None:
     text = json.dumps({"a": "x\u202e\x9b\U000e0041"}, ensure_ascii=False)
     assert console.escaped_json(text).isascii()

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import random
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,13 @@ def test_handmade_layers(tmp_path: Path, case: Mapping[str, Any]) -> None:
     else:
         with pytest.raises(ResultError, match=re.escape(case["refused"])):
             tree_of(layers_of(case), tmp_path)
+
+
+@pytest.mark.parametrize("start", [b"CERTIFICATE-----", b"PRIVATE " + b"KEY-----"])
+def test_a_long_hostile_file_is_soon_searched(start: bytes) -> None:
+    began = time.process_time()
+    assert layers.search([b"-----BEGIN " + start + b"\n" * 50_000], settings=True) == (set(), set())
+    assert time.process_time() - began < 5
 
 
 def test_processes_read_what_one_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
