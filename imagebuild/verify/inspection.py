@@ -112,7 +112,10 @@ class Inspection:
             diff_ids = [layer.diff_id or "" for layer in self.image.layers]
             entry = self.project.matrix.model.bases[self.target.axes["os"]]
             release = entry.release if reference.startswith(f"{entry.image}@") else None
-            base = self.find_base(reference, release, diff_ids).image(self.image.platform)
+            found = self.find_base(reference, release, diff_ids)
+            if self.image.platform not in found.platforms:  # which the image chose itself
+                return 0, f"{reference} is not for {self.image.platform}"
+            base = found.image(self.image.platform)
         except ImagebuildError as error:
             return None, str(error)
         layers = [layer.diff_id for layer in base.layers]

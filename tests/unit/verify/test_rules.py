@@ -60,6 +60,7 @@ class Case:
         self.settings: dict[str, Any] = dict(SETTINGS)
         self.history: list[dict[str, Any]] = []
         self.comment, self.annotations = "", dict[str, str]()
+        self.platform = "linux/amd64"
         self.labels: dict[str, str | None] = {}
         self.pack: Callable[[bytes], bytes] = gzip.compress
         self.registry = FakeRegistry("docker.io")
@@ -81,7 +82,7 @@ class Case:
         settings = {**self.settings, "Labels": {k: v for k, v in labels.items() if v is not None}}
         layers = [self.pack(layer(files)) for files in self.layers]
         config = {"config": settings, "history": self.history, "comment": self.comment}
-        Layout(self.root).image(layers, config, annotations=self.annotations)
+        Layout(self.root).image(layers, config, self.platform, self.annotations)
         with ImageFinder().find(str(self.root)) as image:
             finder = ImageFinder(connect=lambda _: self.registry)
             found = list(judge_images(read_images(image, project, plan, finder)))
@@ -219,6 +220,11 @@ def test_a_fault_in_the_base_image(case: Case, name: str) -> None:
     results = case.results()
     assert rule in failed(results)
     assert "base image are unknown: the image does not begin with the layers of debian:" in results[rule].output
+    # An image cannot escape this by a platform that the base does not have.
+    case.root, case.platform = case.root.with_name("other"), "linux/riscv64"
+    results = case.results()
+    assert {"setuid", rule} <= failed(results).keys() | {name for name, r in results.items() if "ELF machine" in r.reason}
+    assert re.search("unknown: debian:.* is not for linux/riscv64", results["setuid"].output)
 
 
 @pytest.mark.parametrize("name", ["host-key", "pem", "token", "bundle", "lists"])
