@@ -88,12 +88,15 @@ def verify(
 
 def keep_log(result: VerifyResult, plan: Plan, folder: Path) -> None:
     """Write the result beside the build of the target, if there is one, for `imagebuild bug-report`."""
+    from imagebuild.build.folder import refuse_links
     from imagebuild.core.console import redacted_text
     from imagebuild.core.files import write_text
 
     for target in plan.targets:
         if target.id == result.target and (folder / target.id).is_dir():
-            write_text(folder / target.id / "verify.log", redacted_text(result.model_dump_json(indent=1)) + "\n")
+            path = folder / target.id / "verify.log"
+            refuse_links([path.parent, path])
+            write_text(path, redacted_text(result.model_dump_json(indent=1)) + "\n")
 
 
 def _print_results(result: VerifyResult) -> None:

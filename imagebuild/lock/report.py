@@ -23,8 +23,11 @@ def write_report(
 ) -> Path:  # fmt: skip
     """Write the report, and return its path."""
     path = folder / REPORT
-    packed = {url: asdict(contents) for url, contents in archives.items()}
+    if path.is_symlink():  # a project can contain a link to any file of the user
+        path.unlink()
+    packed = {redacted_text(url): asdict(contents) for url, contents in archives.items()}
     for contents in packed.values():
+        contents["output"] = redacted_text(contents["output"])
         contents["built_in"] = sorted(contents["built_in"])
         names = ("kind", "mode", "size", "name", "target")
         contents["members"] = [[member[name] for name in names] for member in contents["members"]]

@@ -217,3 +217,15 @@ def test_a_false_hash_program_is_noticed(call: Call, tiny: Files) -> None:
     assert call("layout", "--runner", runner, "--only", "library/version", "--json", "r.json")[0] == 1
     proof = VerifyResult.model_validate_json((tiny.root / "r.json").read_text()).checks[0]
     assert (proof.outcome, "computes wrong hashes" in proof.reason) == ("failed", True)
+
+
+def test_the_log_beside_a_build_follows_no_link(call: Call, tiny: Files) -> None:
+    target = "tiny-cuda13.0-debian13-runtime"
+    labels = {"imagebuild.target": target, "imagebuild.component.library": "1.2"}
+    image_files.layout(tiny.root / "made", {"root/x": b"x"}, Labels=labels)
+    tiny.write("own", "mine")
+    (tiny.root / "build" / target).mkdir(parents=True)
+    (tiny.root / "build" / target / "verify.log").symlink_to(tiny.root / "own")
+    status, _, err = call("oci:made", "--only", "image/*")
+    assert (status, "verify.log: is a link" in err) == (2, True), err
+    assert (tiny.root / "own").read_text() == "mine"
