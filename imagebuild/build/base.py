@@ -142,7 +142,7 @@ def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie",
         # If several processes want the image at the same time, only one bootstraps it.
         with private.alone(place):
             # The name of a layout's folder is the digest of the image. Damaged layouts are not used.
-            whole = bootstrapped(place)
+            whole = layout.layouts_in(place)
             made = max(whole, key=lambda path: path.stat().st_mtime, default=None)
             if not made or made.stat().st_mtime < time.time() - RENEW_DAYS * DAY:
                 made = _make(place, archs, release, sources, log)
@@ -152,12 +152,6 @@ def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie",
     except OSError as error:
         raise ConfigError(f"{error.filename or cache}: cannot be written: {error.strerror}") from error
     return f"oci-layout://{made}@sha256:{made.name}"
-
-
-def bootstrapped(place: Path) -> list[Path]:
-    """Return the complete layouts of bootstrapped images in a folder of the cache, such as that of one release."""
-    folders = place.iterdir() if place.is_dir() else ()
-    return [path for path in folders if layout.Layout(path).has(f"sha256:{path.name}")]
 
 
 def _make(place: Path, archs: Sequence[str], release: str, sources: Sequence[AptSource], log: Log) -> Path:

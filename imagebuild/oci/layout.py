@@ -414,6 +414,13 @@ class Layout:
         return replace(manifest.descriptor, platform=platform_of(config))
 
 
+def layouts_in(folder: Path) -> list[Path]:
+    """Return the complete layouts in a folder, such as those of bootstrapped images of one release.
+    The name of each layout's folder is the digest of its image."""
+    folders = folder.iterdir() if folder.is_dir() else ()
+    return [path for path in folders if Layout(path).has(f"sha256:{path.name}")]
+
+
 def unpack(archive: Path | Iterable[bytes], folder: Path) -> Layout:
     """Unpack an archive with a layout, or the stream of `docker save`. Other files in the archive are ignored.
 

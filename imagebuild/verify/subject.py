@@ -13,13 +13,13 @@ from pathlib import Path
 
 from docker import DockerClient
 
-from imagebuild.build.base import bootstrapped
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, nearest
 from imagebuild.core.files import cache_folder, read_text
 from imagebuild.core.settings import load_settings
 from imagebuild.core.yaml import read_written
 from imagebuild.oci import engine, image
 from imagebuild.oci.image import FoundImage, PlatformImage
+from imagebuild.oci.layout import layouts_in
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry, connect_registry
 from imagebuild.project.plan import Plan, Target, axes_of, components_of, select_one
@@ -215,7 +215,7 @@ class ImageFinder:
         wrong."""
         with suppress(OSError):
             places = cache_folder().glob(f"{release}-*") if release else ()
-            for folder in (path for place in places for path in bootstrapped(place)):
+            for folder in (path for place in places for path in layouts_in(place)):
                 own = in_files(reference, folder, Path())
                 diff_ids = [[layer.diff_id for layer in own.image(p).layers] for p in own.platforms]
                 if any(ids == [*layers[: len(ids)]] for ids in diff_ids):
