@@ -198,7 +198,6 @@ COMPARED = 192
 """Number of compared files outside of the folders that are compared completely."""
 COMPARE_S = 300
 """Time limit of the comparison in seconds. The files may be on a network file system."""
-EMPTY = hashlib.sha256().hexdigest()
 
 
 def expected_files(tree: Tree, folders: Collection[str], trees: Collection[str]) -> dict[str, str]:
@@ -210,7 +209,7 @@ def expected_files(tree: Tree, folders: Collection[str], trees: Collection[str])
     # Sorting by hash selects files from all parts of the image.
     others.sort(key=lambda entry: (not entry.path.startswith("var/"), entry.sha256))
     return {
-        f"/{entry.path}": entry.target if entry.kind == "symlink" else entry.sha256 or EMPTY
+        f"/{entry.path}": entry.target if entry.kind == "symlink" else entry.content_sha256
         for entry in (*complete, *others[:COMPARED])
         if entry.kind in ("file", "symlink") and entry.mode & 0o004 and re.fullmatch(r"[^\\\n]+", entry.path)
     }

@@ -5,6 +5,7 @@ Layers are unpacked and merged as containerd does with its usual snapshotter, wh
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from posixpath import normpath
@@ -18,6 +19,8 @@ MOST_LINKS, MOST_LINKS_OF_KERNEL = 255, 40
 """Maximum number of symlinks in a path that containerd and the Linux kernel follow."""
 HIDES = "c 0 0"
 """Numbers of the device that hides a file of lower layers in overlayfs. Engines make such a device for a whiteout."""
+EMPTY_SHA256 = hashlib.sha256().hexdigest()
+"""Hash of an empty file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,11 @@ class FileEntry:
     """Kinds of secrets that the file contains."""
     certificates: tuple[str, ...] = ()
     """Digests of the certificates in the file."""
+
+    @property
+    def content_sha256(self) -> str:
+        """Hash of the content of a file, also of an empty one."""
+        return self.sha256 or EMPTY_SHA256
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,13 @@ import re
 from base64 import urlsafe_b64decode
 from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import sha256
 from posixpath import normpath
 
-from imagebuild.verify.files import FileEntry, Finding
+from imagebuild.verify.files import EMPTY_SHA256, FileEntry, Finding
 from imagebuild.verify.inspection import Inspection
 
 RECORD = re.compile(r"^(?P<site>.+)/(?P<name>[^/]+?)-(?P<version>[^/-]+)\.dist-info/RECORD$")
 NCCL = re.compile(r"NCCL version (?P<version>[\d.]+)(\+cuda(?P<cuda>\d+))?")
-EMPTY = sha256().hexdigest()
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def wheels(inspection: Inspection) -> Iterator[Finding]:
     for path, several in owners.items():
         hashes = {wheel.files[path] for wheel in several}
         # A package that several wheels extend has an empty __init__.py in some of them.
-        if len(hashes) > 1 and not (path.endswith("/__init__.py") and EMPTY in hashes):
+        if len(hashes) > 1 and not (path.endswith("/__init__.py") and EMPTY_SHA256 in hashes):
             clashes.setdefault(tuple(map(str, several)), []).append(path)
     for names, paths in clashes.items():
         # Libraries matter most.
@@ -83,7 +81,7 @@ def wheels(inspection: Inspection) -> Iterator[Finding]:
         for path, code in wheel.files.items():
             entry = inspection.tree.find(path)
             if entry and entry.kind == "file" and len(owners[path]) == 1:
-                if code and (entry.sha256 or EMPTY) != code:
+                if code and entry.content_sha256 != code:
                     text = f"is not the file that the wheel {wheel} brought, as its hash differs from RECORD"
                     remedy = f"run pip install --force-reinstall --no-deps {wheel.name}=={wheel.version}"
                     yield Finding(f"/{path}", f"{text}{_identity(entry)}; {remedy}")
