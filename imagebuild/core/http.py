@@ -90,6 +90,11 @@ class TryAgain(Unreachable):
         self.pause_s = pause_s
         """Seconds that the server asks the client to wait. 0 if the server does not say."""
 
+    @property
+    def factor(self) -> int:
+        """The factor by which `Patience.seconds` is multiplied."""
+        return BUSY_FACTOR if self.pause_s else 1
+
 
 class NoAnswer(TryAgain):
     """The server did not answer at all."""
@@ -97,6 +102,8 @@ class NoAnswer(TryAgain):
 
 class UnknownHost(NoAnswer):
     """No server has this name. Other than a server that does not answer, it is not asked again."""
+
+    factor = 0
 
 
 class _Timed(io.RawIOBase):
@@ -195,8 +202,7 @@ class Client:
                         first = first or now
                         backoff = self.patience.backoff_s * 2 ** (attempts - 1) * random.uniform(0.5, 1.5)  # noqa: S311
                         pause = max(min(backoff, LONGEST_PAUSE_S), again.pause_s)
-                        limit = self.patience.seconds * (BUSY_FACTOR if again.pause_s else 1)
-                        limit = 0 if isinstance(again, UnknownHost) else limit
+                        limit = self.patience.seconds * again.factor
                         if pause > limit or (now - first + pause > limit and attempts >= LEAST_ATTEMPTS):
                             demand = f", and asks for a pause of {pause:.0f} s" if again.pause_s else ""
                             tries = f"after {attempts} attempts in {now - first:.0f} s" if attempts > 1 else "at once"

@@ -304,7 +304,7 @@ class ResultFolder:
             digest=image.digest,
             target=label if VERSION.fits(label) else image.target.id if image.target else None,
             platform=", ".join(image.found.platforms) if image.found else platform_of(self.surroundings),
-            checks=tuple(sorted(self.results, key=lambda result: result.component != IMAGE)),
+            checks=tuple(self.results),
             labels=dict(image.labels),
             started=self.started,
             version=__version__,
