@@ -12,7 +12,7 @@ from imagebuild.cli import options
 from imagebuild.core.errors import CommandError, ConfigError, NothingSelected
 
 if TYPE_CHECKING:
-    from imagebuild.bench.verification import VerifyResult
+    from imagebuild.bench.verification import CheckResult, VerifyResult
     from imagebuild.project.plan import Plan
 
 
@@ -100,15 +100,17 @@ def keep_log(result: VerifyResult, plan: Plan, folder: Path) -> None:
 
 
 def _print_results(result: VerifyResult) -> None:
+    """Print a table of the checks, the output of failed checks, and the number of checks for each outcome."""
     from imagebuild.core.console import MARKS, out, print_table, styled
 
     rows = [(c.component, c.check, MARKS[c.outcome], c.reason, f"{c.seconds:.1f} s") for c in result.checks]
     print_table(("component", "check", "outcome", "why", "time"), rows)
-    # One cause may make many judgements fail. The output of a judgement only repeats its claims.
-    causes = {check.name: check.reason if check.judgements else check.name for check in result.checks}
-    failed = [check for check in result.checks if check.outcome == "failed"]
-    for cause in dict.fromkeys(causes[check.name] for check in failed):
-        checks = [check for check in failed if causes[check.name] == cause]
+    failed: dict[str, list[CheckResult]] = {}
+    for check in result.checks:
+        if check.outcome == "failed":
+            # One cause may make many judgements fail. The output of a judgement only repeats its claims.
+            failed.setdefault(check.reason if check.judgements else check.name, []).append(check)
+    for checks in failed.values():
         names = ", ".join(f"{check.component} {check.check}" for check in checks)
         out.print(styled((f"\n{names}", "bold"), f": {checks[0].reason}"))
         if len(checks) == 1:

@@ -61,15 +61,14 @@ class Endpoint:
         return {} if self.origin == "context" else {"DOCKER_HOST": self.host}
 
 
+@dataclass(frozen=True)
 class EnginePaths:
     """Paths of the private engine.
     The engines of different values of the environment variable IMAGEBUILD_STATE are independent."""
 
-    def __init__(self, state: Path, run: Path = Path("/run/imagebuild"), bridge: str = "imagebuild0") -> None:
-        self.state, self.run, self.bridge = state, run, bridge
-        self.data, self.config, self.log = state / "data", state / "daemon.json", state / "dockerd.log"
-        self.socket = run / "docker.sock"
-        self.host = f"unix://{self.socket}"
+    state: Path
+    run: Path = Path("/run/imagebuild")
+    bridge: str = "imagebuild0"
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> EnginePaths:
@@ -79,6 +78,26 @@ class EnginePaths:
         # Short names, because a socket path is limited to 107 bytes and the name of a network device to 15.
         digest = sha256(bytes(state)).hexdigest()[:8]
         return cls(state, Path(f"/run/imagebuild-{digest}"), f"ib-{digest}")
+
+    @property
+    def data(self) -> Path:
+        return self.state / "data"
+
+    @property
+    def config(self) -> Path:
+        return self.state / "daemon.json"
+
+    @property
+    def log(self) -> Path:
+        return self.state / "dockerd.log"
+
+    @property
+    def socket(self) -> Path:
+        return self.run / "docker.sock"
+
+    @property
+    def host(self) -> str:
+        return f"unix://{self.socket}"
 
 
 def buildx_version(run: RunProgram = run_program) -> tuple[int, ...]:

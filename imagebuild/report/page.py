@@ -213,8 +213,11 @@ def _alike_checks(checks: Iterable[CheckResult]) -> list[list[CheckResult]]:
 def versions_of(report: Report) -> list[tuple[str, str, str]]:
     """Return the versions of tools, the GPUs, and facts about the hosts on which checks ran, each with its source."""
     about = report.about
-    facts = [("imagebuild", about.imagebuild, "this report")]
-    facts += [(name, getattr(about, name), f"--{name}") for name in ("profile", "baseline")]
+    facts = [
+        ("imagebuild", about.imagebuild, "this report"),
+        ("profile", about.profile, "--profile"),
+        ("baseline", about.baseline, "--baseline"),
+    ]
     measured: tuple[Run | BandwidthTest, ...] = (*report.runs, *report.tests)
     for result in measured:
         facts.append((result.tool, result.tool_version or "version not printed", result.source))
