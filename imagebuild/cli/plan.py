@@ -47,12 +47,19 @@ def init(folder: Path, repository: str, image: str, workflow: str | None) -> Non
 @options.command()
 def plan(
     project: options.ProjectFiles, edits: options.PlanChanges, select: tuple[str, ...], why: bool, registry: str | None,
-    json_file: str | None, lock: bool,
+    json_file: str | None, lock: bool, explained: str | None,
 ) -> None:  # fmt: skip
-    from imagebuild.project.plan import restricted_components, select_excluded, select_targets
+    from imagebuild.project.plan import restricted_components, select_excluded, select_one, select_targets
 
     changes = edits.parse(registry)
     workspace = project.open(changes)
+    if explained:
+        from imagebuild.core.console import print_table
+        from imagebuild.project.explain import explain
+
+        rows = list(explain(workspace.project, select_one(workspace.plan, explained)))
+        print_table(("value of the target", "is", "because of"), rows, whole=["because of"])
+        return
     targets = select_targets(workspace.plan, select)
     workspace = workspace.locked(targets, wanted=lock)
     excluded = select_excluded(workspace.plan, select)

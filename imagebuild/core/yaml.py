@@ -194,6 +194,10 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
 
     kind, got = detail["type"], detail.get("input")
     if kind == "extra_forbidden":
+        if loc[-1] in known_keys(model):
+            in_file = loc[-1] in model.model_json_schema()["properties"]
+            place = "at the top level of the file" if in_file else "in another place of the file"
+            return f"unknown key here; it belongs {place}"
         near = nearest(str(loc[-1]), known_keys(model))
         return f"unknown key; did you mean {near!r}?" if near else "unknown key; remove it, or correct its name"
     if kind == "missing":

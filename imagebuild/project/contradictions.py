@@ -141,7 +141,11 @@ def _references_of_conditions(project: Project) -> Iterator[Reference]:
     for document in documents:
         for place, condition in _conditions(document.model.model_dump(by_alias=True)):
             is_matrix = document is project.matrix
-            if not (project.is_own(*place[:2]) if is_matrix else document.path.is_relative_to(project.roots[0])):
+            if not (
+                project.is_own(*place[: 3 if place[0] == "images" else 2])
+                if is_matrix
+                else document.path.is_relative_to(project.roots[0])
+            ):
                 continue
             kind = [part for part in place[:-1] if isinstance(part, str)][-1]
             more = others if kind == "facts" else {name: others[name] for name in MORE_NAMES.get(kind, ())}

@@ -14,6 +14,7 @@ from imagebuild.core.leftovers import temporary_folder
 from imagebuild.core.run import RunProgram, run_program
 from imagebuild.core.yaml import load_yaml, read_yaml
 from imagebuild.project.component import Check, Component
+from imagebuild.project.inherit import complete_images
 from imagebuild.project.lockfile import Lock
 from imagebuild.project.matrix import GitProject, Matrix
 from imagebuild.project.project import Project
@@ -48,6 +49,9 @@ def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
         remedy = "write `extends: imagebuild` to use the bases and components of imagebuild"
         problem = f"has {lacking} and extends no project; {remedy}"
         mistakes.add(f"{document.path}:1", problem)
+    if document:
+        images = complete_images(document, base.matrix.model.images if base else {}, mistakes)
+        document = replace(document, model=document.model.model_copy(update={"images": images}))
     locked = load_yaml(lock, Lock, mistakes) if lock.exists() else None
     mistakes.stop_if_any()
     assert document
@@ -107,7 +111,7 @@ def extended_project(document: YamlFile[Matrix], extending: tuple[Path, ...]) ->
 
 
 def layered(own: Project, base: Project) -> Project:
-    """Return the project `own` with everything that it inherits from the project `base`, except images.
+    """Return the project `own`, whose images are complete, with all else that it inherits from the project `base`.
     An entry of `own` replaces the entry of the same name in `base`."""
     over, under = own.matrix.model, base.matrix.model
     names = {rule.name for rule in over.rules}
@@ -121,6 +125,7 @@ def layered(own: Project, base: Project) -> Project:
         own.own_lock.over(base.lock),
         (*own.roots, *base.roots),
         own.own_lock,
+        base=base,
     )
 
 

@@ -125,6 +125,10 @@ class CheckWaiver(fields.Model):
     reason: str
 
 
+def _nothing_changed(value: Any) -> Any:
+    return {} if value is None else value
+
+
 def _alias(value: Any) -> Any:
     return {"tag": value} if isinstance(value, str) else value
 
@@ -147,26 +151,45 @@ class ImagePackages(fields.Model):
     """Packages from the distribution: `name` or `name=version`. The signed index of the distribution verifies them."""
 
 
-class Image(fields.Model):
-    """An image: its axes, components, platforms and tags."""
+ComponentList = Annotated[tuple[fields.Name, ...], Field(min_length=1), AfterValidator(fields.distinct)]
+AxisValues = Annotated[tuple[fields.VersionText, ...], Field(min_length=1), BeforeValidator(fields.one_or_more)]
 
-    description: fields.Line
+
+class ComponentEdits(fields.Model):
+    """Changes to the components of the image to start from."""
+
+    add: Annotated[tuple[fields.Name, ...], AfterValidator(fields.distinct)] = ()
+    remove: Annotated[tuple[fields.Name, ...], AfterValidator(fields.distinct)] = ()
+    replace: dict[fields.Name, fields.Name] = Field(default_factory=dict)
+    """Maps components to the components that take their places."""
+
+
+class Image(fields.Model):
+    """An image: its axes, components, platforms and tags. An image that starts from another image needs only the keys
+    that differ."""
+
+    from_: Annotated[fields.Name | None, Field(alias="from")] = None
+    """Image to start from, in this file or in the extended project. The keys below replace its keys; the entries of a
+    mapping, such as an axis, replace only these entries. Default: the image of the same name in the extended project,
+    if there is one. `null`: no image."""
+    description: fields.Line = ""
     base: Annotated[str, IMAGE] | None = None
     """Template of the image to start from. Axes are placeholders: `nvidia/cuda:{cuda}-base-{os}`. Default: the image in
     `bases` for the value of the axis `os`."""
-    axes: dict[fields.Name, Annotated[tuple[fields.VersionText, ...], Field(min_length=1)]]
+    axes: dict[fields.Name, AxisValues] = Field(default_factory=dict)
     """Maps each axis to its values. Each combination of values is a target. The values of `os` are names of `bases`.
     The values of `variant` are `runtime` and `devel`."""
-    platforms: Annotated[tuple[fields.Platform, ...], Field(min_length=1), AfterValidator(fields.distinct)]
-    components: Annotated[tuple[fields.Name, ...], Field(min_length=1), AfterValidator(fields.distinct)]
-    """Components of the image. Components that one of the listed components requires are added automatically."""
+    platforms: Annotated[tuple[fields.Platform, ...], Field(min_length=1), AfterValidator(fields.distinct)] = ()
+    components_: Annotated[ComponentList | ComponentEdits, Field(alias="components")] = ()
+    """Components of the image, or changes to the components of the image to start from. Components that one of the
+    listed components requires are added automatically."""
     build_with: dict[fields.Name, fields.Name] = Field(default_factory=dict)
     """Maps a name in the `build-requires` of components to the component whose build stage is used for this name.
     Needed, for example, if the image contains no component that provides the name."""
     build_on: fields.Release | None = None
     """Release on which portable components are compiled, whatever release the image is based on. Default: the
     `build-on` of each base."""
-    tags: Annotated[tuple[str, ...], Field(min_length=1)]
+    tags: Annotated[tuple[str, ...], Field(min_length=1)] = ()
     """Templates of tags that `imagebuild publish` creates and never moves, such as
     `{repository}/{image}:{cuda}-{os}-{revision}`. Placeholders are axes, `image`, `repository`, `revision` (the first
     seven digits of the commit), and `<name>.version`, where the name is a component or a name that a component
@@ -191,6 +214,18 @@ class Image(fields.Model):
     append: str = ""
     """Dockerfile instructions at the end of the image, such as `RUN …`. There is no build context to copy from."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _starts_from_an_image(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "extends" in value:
+            raise ValueError("only a file extends a project; write `from: IMAGE`, not `extends`")
+        return value
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Components of a complete image."""
+        return self.components_ if isinstance(self.components_, tuple) else ()
+
 
 class GitProject(fields.Model):
     """A project in a git repository, at a commit."""
@@ -210,8 +245,8 @@ class Matrix(fields.Model):
     extends: str | GitProject | None = None
     """A project to extend: `imagebuild` for the project that comes with imagebuild, a folder relative to this file, or
     a commit of a git repository. This project inherits bases, versions, rules, components, profiles and job facts
-    (descriptions of fabrics and clusters), but no images. Entries of this project replace inherited entries of the same
-    name."""
+    (descriptions of fabrics and clusters). Entries of this project replace inherited entries of the same name. Images
+    are not inherited, but the images of this project may start from them."""
     repository: fields.Repository
     """Registry and path of all images, such as `ghcr.io/acme` or `imagebuild`: lower case, without a tag."""
     bases: dict[fields.Release, Base] = Field(default_factory=dict)
@@ -220,7 +255,7 @@ class Matrix(fields.Model):
     """Maps each pin (usually the name of a component) to a version, or to rows of versions with conditions on axes."""
     gpu_architectures: dict[GpuCapability, GpuArchitecture] = Field(default_factory=dict)
     """Compute capabilities to compile for, in ascending order."""
-    images: dict[fields.Name, Image]
+    images: dict[fields.Name, Annotated[Image, BeforeValidator(_nothing_changed)]]
     """Maps the name of each image to its definition. `imagebuild plan` lists the targets."""
     rules: tuple[ExclusionRule, ...] = ()
     """Combinations of axes that are not built. Rules of the extended project also apply, unless a rule here has the

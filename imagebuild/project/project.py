@@ -96,6 +96,8 @@ class Project:
     instructions."""
     lock_file: Path | None = None
     """The lock file that commands write. None: the file in `root`."""
+    base: Project | None = None
+    """The project that this project extends."""
 
     @property
     def root(self) -> Path:

@@ -159,5 +159,5 @@ def test_all_mistakes_at_once(tiny: Files) -> None:
     with pytest.raises(ConfigError) as caught:
         make_plan(tiny.load())
     lines = str(caught.value).splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 3
     assert any("cheks: unknown key; did you mean 'checks'?" in line for line in lines)
