@@ -3,11 +3,15 @@
 import errno
 import gc
 import os
+import re
+import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from io import TextIOWrapper
+from itertools import pairwise
 from typing import Any, NoReturn, cast
 
 import click
@@ -93,11 +97,24 @@ def app() -> None:
     """Build, verify and publish container images for GPU networking, from one matrix of versions."""
 
 
+def with_project(text: str, words: Sequence[str]) -> str:
+    """Return a message in which the proposed commands have the option --project of the command line `words`."""
+    given = [value for word, value in pairwise(words) if word == "--project"]
+    given += [word.partition("=")[2] for word in words if word.startswith("--project=")]
+
+    def completed(match: re.Match[str]) -> str:
+        lacks = match[1] in MODULES and "--project" not in match[0]
+        takes = lacks and any(parameter.name == "root" for parameter in load_command(match[1]).params)
+        return f"{match[0][:-1]} --project {shlex.quote(given[0])}`" if takes else match[0]
+
+    return re.sub(r"`imagebuild ([\w-]+)[^`]*`", completed, text) if given else text
+
+
 def fail(text: str, status: int) -> NoReturn:
     """Print an error message, and exit."""
     from imagebuild.core.console import err, styled
 
-    err.print(styled(("error: ", "red"), text))
+    err.print(styled(("error: ", "red"), with_project(text, sys.argv)))
     sys.exit(status)
 
 

@@ -31,7 +31,7 @@ def build(
 
     check_repository("--cache", cache)
     changes = edits.parse(registry)
-    workspace = project.open(changes)
+    workspace = project.open(changes, select=select if edits else None)
     targets = select_targets(workspace.plan, select)
     edits.check_base(targets, pinned=True)
     if offline and not bundle:
@@ -76,7 +76,7 @@ def create_bundle(
     from imagebuild.project.plan import select_targets
 
     changes = edits.parse()
-    workspace = project.open(changes)
+    workspace = project.open(changes, select=select if edits else None)
     targets = select_targets(workspace.plan, select)
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
         request = BuildRequest(

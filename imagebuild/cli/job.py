@@ -88,4 +88,5 @@ def is_own_image(reference: str, project: options.ProjectFiles, registry: str | 
 
 def project_plan(project: options.ProjectFiles, components: tuple[str, ...]) -> str:
     """Return the plan of the project as JSON, with additional components in every image."""
-    return project.open(options.PlanChanges(with_=components).parse()).plan.model_dump_json()
+    select = () if components else None
+    return project.open(options.PlanChanges(with_=components).parse(), select=select).plan.model_dump_json()

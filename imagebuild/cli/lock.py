@@ -17,8 +17,8 @@ def lock(
     from imagebuild.lock.resolve import LockFile, check_lock, network_upstream, show_report
     from imagebuild.project.plan import select_targets
 
-    read = project.open if check or show or select else project.open_own
-    workspace = read(edits.parse())
+    read = project.open if check or show or select or update else project.open_own
+    workspace = read(edits.parse(), select=select if edits else None)
     whole = not (select or edits or platforms)
     targets = select_targets(workspace.plan, select)
     chosen = options.parse_platforms(platforms)

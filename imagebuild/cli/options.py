@@ -232,28 +232,31 @@ class ProjectFiles:
             return shipped_folder()
         return self.root or Path()
 
-    def open(self, changes: Changes | None = None, output: str | None = None) -> Workspace:
+    def open(
+        self, changes: Changes | None = None, output: str | None = None, select: Sequence[str] | None = None
+    ) -> Workspace:
         """Read the project and make its plan. Raises ConfigError that lists every mistake.
 
-        The project that comes with imagebuild gets the lock beside the `output`, or in the current folder."""
+        The project that comes with imagebuild gets the lock beside the `output`, or in the current folder. With
+        `select`, mistakes in tags and in other images do not count: see `make_plan`."""
         from imagebuild.project.load import load_project, with_lock_in
         from imagebuild.project.plan import make_plan
         from imagebuild.project.project import Changes
 
         project = load_project(self.folder)
         if self.is_shipped:
-            project = with_lock_in(project, Path(output or "").parent)
+            project = with_lock_in(project, Path("" if output == STDOUT else output or "").parent)
         project = project.changed(replace(changes or Changes(), project=self.words))
-        return Workspace(project, make_plan(project))
+        return Workspace(project, make_plan(project, select))
 
-    def open_own(self, changes: Changes | None = None) -> Workspace:
+    def open_own(self, changes: Changes | None = None, select: Sequence[str] | None = None) -> Workspace:
         """Read a project whose files the command changes. Raises ConfigError if there is no such project."""
         if self.is_shipped:
             how = (
                 "make a project with `imagebuild init`, name its folder with --project, or name a TARGET of imagebuild"
             )
             raise ConfigError(f"{MATRIX}: cannot be read: no such file here; {how}")
-        return self.open(changes)
+        return self.open(changes, select=select)
 
 
 @dataclass(frozen=True)

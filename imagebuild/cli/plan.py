@@ -52,7 +52,8 @@ def plan(
     from imagebuild.project.plan import restricted_components, select_excluded, select_one, select_targets
 
     changes = edits.parse(registry)
-    workspace = project.open(changes)
+    names = [explained] if explained else select
+    workspace = project.open(changes, select=names if edits else None)
     if explained:
         from imagebuild.core.console import print_table
         from imagebuild.project.explain import explain
@@ -117,7 +118,7 @@ def render(
     from imagebuild.project.lockfile import check_pinned
     from imagebuild.project.plan import select_one
 
-    workspace = project.open(edits.parse(), output)
+    workspace = project.open(edits.parse(), output, select=[target])
     chosen = select_one(workspace.plan, target)
     edits.check_base([chosen], pinned=False)
     workspace = workspace.locked([chosen], wanted=lock)

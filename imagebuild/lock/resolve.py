@@ -449,12 +449,12 @@ class LockReport(Model):
 
 
 CONSEQUENCES: Mapping[State, str] = {
-    "wrong": "a build stops when it verifies the source; `imagebuild lock --update {address}` pins the current content",
+    "wrong": "a build stops when it verifies the source; `{command} --update {address}` pins the current content",
     "gone": "a build stops unless a cache has the source; pin another version, or configure a mirror that has it",
     "lacks packages": "a build stops when it installs them; request what the archive has, in the matrix or component",
     "not locked": "a build stops before its first step; `{command}` pins the source",
     "not read": "the content is pinned, but a build also needs facts from it; `{command}` verifies and reads it",
-    "not used": "nothing in the matrix uses the entry; `imagebuild lock` removes it",
+    "not used": "nothing in the matrix uses the entry; `{command}` removes it",
     "no answer": "the source was not compared; check on a machine that can reach the server, or configure a mirror",
     "as locked": "",
 }

@@ -14,8 +14,10 @@ Reference = tuple[YamlFile[Any], Loc, str, str, Collection[str]]
 names."""
 
 
-def check_names(project: Project, mistakes: Mistakes) -> None:
-    """Add a mistake for each name that a file or an option uses, but that no file defines."""
+def check_names(project: Project, images: Collection[str], mistakes: Mistakes, *, publishing: bool) -> None:
+    """Add a mistake for each name that a file or an option uses, but that no file defines.
+
+    Names in other images than `images` do not count, and names in rules and the policy only for `publishing`."""
     matrix, at, changes = project.matrix.model, project.matrix.at, project.changes
     if not matrix.images:
         problem = "the matrix has no image; add one, such as the image that `imagebuild init` writes"
@@ -23,6 +25,8 @@ def check_names(project: Project, mistakes: Mistakes) -> None:
     in_images: set[str] = set()
     for file, place, problem, name, known in (*_references(project), *_references_of_conditions(project)):
         in_images |= {name} if place[0] == "images" else set()
+        if (place[0] == "images" and place[1] not in images) or (place[0] in ("rules", "publish") and not publishing):
+            continue
         if name not in known and not (place[0] == "versions" and name in in_images):
             words = ".".join(str(word) for word in place if not isinstance(word, int) and word != name)
             remedy = suggestion(name, set(known)) or "; remove it"
@@ -31,6 +35,7 @@ def check_names(project: Project, mistakes: Mistakes) -> None:
             mistakes.add(file.at(*place), f"{words}: {problem} {name!r}{remedy}")
     tools = {name for name, document in project.components.items() if document.model.build_only}
     listed = {component for image in matrix.images.values() for component in image.components}
+    listed |= {role for name in listed & project.components.keys() for role in project.components[name].model.provides}
     for option, names, choices, reason in (
         ("--with", changes.with_, project.components.keys() - tools, "is only a tool for build stages"),
         ("--without", changes.without, listed, "no image lists this component"),
@@ -41,7 +46,8 @@ def check_names(project: Project, mistakes: Mistakes) -> None:
                 mistakes.add(f"{option} {name}", f"{problem}{suggestion(name, set(choices))}")
             elif name in changes.with_ and name in changes.without:
                 mistakes.add_once(f"--with {name} --without {name}", "the options contradict each other; remove one")
-    for name, image in matrix.images.items():
+    for name in images:
+        image = matrix.images[name]
         axes = {"os": next(iter(matrix.bases), "debian13"), "variant": "runtime"}
         for i, component in enumerate(image.components):
             if component in tools:
@@ -60,7 +66,7 @@ def check_names(project: Project, mistakes: Mistakes) -> None:
         pin = document.model.pin or name
         if document.model.version_axis or pin in matrix.versions:
             continue
-        if users := [image_name for image_name, image in matrix.images.items() if name in image.components]:
+        if users := [image for image in images if name in matrix.images[image].components]:
             problem = f"{users[0]} uses {name}, which has no version; add `{pin}: VERSION`"
             mistakes.add(at("versions"), f"versions: {problem}")
         elif name in changes.with_:

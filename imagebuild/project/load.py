@@ -71,9 +71,13 @@ def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
 
 
 def with_lock_in(project: Project, folder: Path) -> Project:
-    """Return a project that comes with imagebuild, with the lock of the user in a folder, if there is one."""
-    file = folder / LOCK
-    return project.with_own_lock(read_yaml(file, Lock).model if file.exists() else Lock(), file)
+    """Return a project that comes with imagebuild, with the locks of the user in a folder and in the current folder.
+    Commands write the lock in the folder."""
+    files = dict.fromkeys((folder / LOCK, Path(LOCK)))
+    own = Lock()
+    for file in files:
+        own = own.over(read_yaml(file, Lock).model) if file.exists() else own
+    return project.with_own_lock(own, folder / LOCK)
 
 
 def load_components(folder: Path, mistakes: Mistakes) -> dict[str, YamlFile[Component]]:

@@ -26,6 +26,8 @@ replaces the placeholder."""
 REVISION_DIGITS = 7
 OPTIONS = "--with and --without"
 """Rule that excludes a combination because these options contradict the files of the project."""
+OWN_BASE = "docs/tutorial.md, section 8"
+"""The place that describes how to start from a company's own base image."""
 MOST_COMBINATIONS = 10_000
 """Maximum number of combinations of an image's axes."""
 
@@ -100,25 +102,26 @@ def axes_of(labels: Mapping[str, str]) -> dict[str, str]:
     return {name.removeprefix(prefix): value for name, value in labels.items() if name.startswith(prefix)}
 
 
-def make_plan(project: Project) -> Plan:
-    """Return all targets and all excluded combinations. Raises ConfigError with all mistakes in the files."""
+def make_plan(project: Project, select: Sequence[str] | None = None) -> Plan:
+    """Return all targets and all excluded combinations. Raises ConfigError with all mistakes in the files.
+
+    With `select`, return only those of the images that these selectors name. Mistakes that concern only other images,
+    rules, tags or publishing do not count then, and an invalid tag is left out."""
     mistakes = Mistakes()
-    matrix, changes = project.matrix.model, project.changes
-    check_names(project, mistakes)
+    matrix, changes, everything = project.matrix.model, project.changes, select is None
+    images = named_images(matrix.images, select or ())
+    check_names(project, images, mistakes, publishing=everything)
     mistakes.stop_if_any()
     targets: list[Target] = []
     excluded: list[Excluded] = []
     used: set[str] = set()
     edited = bool(changes.with_ or changes.without)
-    for name, image in matrix.images.items():
+    for name in images:
+        image = matrix.images[name]
         of_image = Mistakes() if edited else mistakes
-        components = with_requirements(project, name, of_image)
+        components = with_requirements(project, name, of_image, alone=not everything and len(images) == 1)
         choices = _axis_values(project, name, mistakes)
         if mistakes.texts:
-            continue
-        if (number := prod(map(len, choices))) > MOST_COMBINATIONS:
-            problem = f"has {number} combinations, the maximum is {MOST_COMBINATIONS}; remove values"
-            mistakes.add(project.matrix.at("images", name, "axes"), f"images.{name}.axes: {problem}")
             continue
         for values in product(*choices):
             axes = dict(zip(image.axes, values, strict=True))
@@ -130,30 +133,30 @@ def make_plan(project: Project) -> Plan:
             against += [(OPTIONS, "\n".join(of_image.texts))] if edited and of_image.texts else []
             present = {c: v for c, v in chosen.items() if axes["variant"] in project.components[c].model.variants}
             lacking = [project.components[c].model.pin or c for c, version in present.items() if version is None]
-            problem = f"no version applies to {combination_id(name, axes)}"
             if not changes.values.keys().isdisjoint(axes):
                 # A value of --set may fit only some images. Therefore a combination without a version is excluded,
                 # and is not a mistake.
+                problem = f"no version applies to {combination_id(name, axes)}"
                 against += [(f"versions.{pin}", problem) for pin in lacking]
             if against:
                 rule, reason = against[0]
                 excluded.append(Excluded(image=name, axes=axes, rule=rule, reason=reason))
                 continue
             own = Mistakes() if edited else mistakes
-            for pin in lacking:
-                where = f"{project.matrix.at('versions', pin)}: versions.{pin}"
-                own.add_once(where, f"{problem}; add `{pin}: VERSION`, or a rule that excludes this combination")
+            add_lacking(project, combination_id(name, axes), axes, lacking, own)
             versions = {c: str(version) for c, version in present.items()}
-            made = [] if lacking else [make_target(project, name, axes, versions, own)]
+            wrong_tags = own if everything else Mistakes()
+            made = [] if lacking else [make_target(project, name, axes, versions, wrong_tags)]
             if edited and own.texts:
                 excluded.append(Excluded(image=name, axes=axes, rule=OPTIONS, reason="\n".join(own.texts)))
             else:
                 targets += made
-    if not (changes.values or edited or mistakes.texts):
+    if everything and not (changes.values or edited or mistakes.texts):
         _check_use(project, targets, excluded, used, mistakes)
     mistakes.stop_if_any()
-    check_tags(project, targets, mistakes)
-    check_policy(project, targets, mistakes)
+    if everything:
+        check_tags(project, targets, mistakes)
+        check_policy(project, targets, mistakes)
     mistakes.stop_if_any()
     # If several targets have the same alias, only the last one keeps it.
     owner = {alias: target.id for target in targets for alias in target.aliases}
@@ -167,14 +170,50 @@ def make_plan(project: Project) -> Plan:
     )
 
 
-def with_requirements(project: Project, image: str, mistakes: Mistakes) -> tuple[str, ...]:
+def add_lacking(
+    project: Project, combination: str, axes: Mapping[str, str], pins: Sequence[str], mistakes: Mistakes
+) -> None:
+    """Add a mistake for each pin without a version for a combination, or one if no version is for its base."""
+    matrix, at, base = project.matrix.model, project.matrix.at, axes["os"]
+    known = {value for rows in matrix.versions.values() for row in rows for value in row.when.get("os", ())}
+    if pins and known and base not in known:
+        release = next((name for name in matrix.bases if name in known), min(known))
+        remedy = f"give this image the name of its release, such as {release}: see {OWN_BASE}"
+        problem = f"no versions are known for this base: {', '.join(pins)}; {remedy}"
+        mistakes.add_once(f"{at('bases', base)}: bases.{base}", problem)
+        return
+    for pin in pins:
+        problem = f"no version applies to {combination}; add `{pin}: VERSION`, or a rule that excludes this combination"
+        mistakes.add_once(f"{at('versions', pin)}: versions.{pin}", problem)
+
+
+def named_images(images: Iterable[str], selectors: Sequence[str]) -> tuple[str, ...]:
+    """Return the images whose targets the selectors may fit. If they name no image, return all images."""
+    everything = tuple(images)
+    words = [selector for selector in selectors if "=" not in selector]
+    starts = [re.split(r"[*?[]", word)[0] for word in words]
+    named = [
+        name
+        for name in everything
+        if any(f"{name}-".startswith(start) or start.startswith(f"{name}-") for start in starts)
+    ]
+    return tuple(named) or everything
+
+
+def with_requirements(project: Project, image: str, mistakes: Mistakes, *, alone: bool = False) -> tuple[str, ...]:
     """Return the components of an image and all components that they require, requirements first.
+
+    `alone`: this is the only image, so that `--without` must name one of its components.
 
     Add a mistake for each requirement that no component fulfils, for each name that several components provide, and for
     each pair of components that cannot be in one image."""
     where, what = project.matrix.at("images", image, "components"), f"images.{image}.components"
     own, changes = project.matrix.model.images[image].components, project.changes
-    listed = tuple(dict.fromkeys(c for c in (*own, *changes.with_) if c not in changes.without))
+    removed = {c: name for name in changes.without for c in own if c == name}
+    for name in [name for name in changes.without if name not in own]:
+        # A role stands for the components of the image that provide it, such as `nccl` for `nccl-wheel`.
+        removed |= {c: name for c in own if name in project.components[c].model.provides and c not in changes.with_}
+    listed = tuple(dict.fromkeys(c for c in (*own, *changes.with_) if c not in removed))
     graph: dict[str, tuple[str, ...]] = {}
     todo = list(listed)
     while todo:
@@ -187,14 +226,30 @@ def with_requirements(project: Project, image: str, mistakes: Mistakes) -> tuple
             if provider is None:
                 offers = [c for c, d in project.components.items() if wanted in d.model.provides]
                 mistakes.add(where, f"{what}: {name} needs {wanted!r}; add one of: {', '.join(offers)}")
-            elif provider in own and provider in changes.without:
-                mistakes.add(f"--without {provider}", f"{name} in {image} requires {provider}; add --without {name}")
         graph[name] = tuple(provider for provider in providers.values() if provider)
         todo += graph[name]
+    for name in [name for name in graph if name in removed]:
+        users = [c for c in listed if name in reached(project, c, (*listed, *graph))]
+        verb = "requires" if len(users) == 1 else "require"
+        remedy = " ".join(f"remove --with {c}" if c in changes.with_ else f"--without {c}" for c in users)
+        add = "" if remedy.startswith("remove") else "add "
+        mistakes.add(f"--without {removed[name]}", f"{', '.join(users)} in {image} {verb} {name}; {add}{remedy}")
+    for name in changes.without if alone else ():
+        if name not in removed.values():
+            problem = f"{image} does not contain it{suggestion(name, set(own))}"
+            mistakes.add(f"--without {name}", problem)
     offered = {name: {name, *project.components[name].model.provides} for name in sorted(graph)}
+    clashes: dict[str, list[str]] = {}
     for wanted in sorted({role for name in graph for role in project.components[name].model.provides}):
-        if len(offers := [name for name in offered if wanted in offered[name]]) > 1:
+        offers = [name for name in offered if wanted in offered[name]]
+        users = [c for c in changes.with_ if reached(project, c, graph) & {*offers} - {*own}]
+        if users and (others := [c for c in offers if c in own]):
+            clashes.setdefault(users[0], []).extend(c for c in others if c not in clashes.get(users[0], ()))
+        elif len(offers) > 1:
             mistakes.add(where, f"{what}: {' and '.join(offers)} provide {wanted!r}; remove one, or use --without")
+    for user, others in clashes.items():
+        problem = f"provides the same as {' and '.join(others)} in {image}; add --without {' --without '.join(others)}"
+        mistakes.add(f"--with {user}", f"{problem}, or remove --with {user}")
     for name, other in permutations(offered, 2):
         for reason in (text for of, text in project.components[name].model.conflicts.items() if of in offered[other]):
             mistakes.add(where, f"{what}: {name} and {other} cannot be in one image: {reason}; remove one of the two")
@@ -207,9 +262,21 @@ def with_requirements(project: Project, image: str, mistakes: Mistakes) -> tuple
         return ()
 
 
+def reached(project: Project, component: str, present: Collection[str]) -> set[str]:
+    """Return a component and all components that it requires, if the image has the components `present`."""
+    found: set[str] = set()
+    todo = [component]
+    while todo:
+        if (name := todo.pop()) not in found:
+            found.add(name)
+            providers = (project.provider(wanted, present) for wanted in project.components[name].model.requires)
+            todo += [provider for provider in providers if provider]
+    return found
+
+
 def _axis_values(project: Project, name: str, mistakes: Mistakes) -> list[Sequence[str]]:
     """Return the values of each axis of an image. Values of `--set` replace the values in the matrix.
-    Add a mistake for each invalid value."""
+    Add a mistake for each invalid value, and for too many combinations."""
     matrix, changed = project.matrix.model, project.changes.values
     known_values: Mapping[str, tuple[str, Collection[str]]] = {
         "os": ("no base", matrix.bases),
@@ -229,6 +296,9 @@ def _axis_values(project: Project, name: str, mistakes: Mistakes) -> list[Sequen
                 mistakes.add(where, f"{value!r} {NO_VERSION}")
             if known and value not in known:
                 mistakes.add(where, f"{problem} {value!r}{suggestion(value, set(known))}")
+    if (number := prod(map(len, choices))) > MOST_COMBINATIONS:
+        problem = f"has {number} combinations, the maximum is {MOST_COMBINATIONS}; remove values"
+        mistakes.add(project.matrix.at("images", name, "axes"), f"images.{name}.axes: {problem}")
     return choices
 
 
@@ -243,12 +313,18 @@ def _objections(
         if not (component.supports or component.excludes):
             continue
         known = {**facts, "version": version or ""}
+        own = name in project.matrix.model.images[image].components
+        users = () if own else [c for c in project.changes.with_ if name in reached(project, c, versions)]
+        because = f"--with {users[0]} adds {name}, but " if users and users[0] != name else ""
+        roles = {role for user in users[:1] for role in project.components[user].model.provides}
+        same = [c for c, d in project.components.items() if roles & {*d.model.provides} and c != users[0]]
+        instead = f"; {', '.join(sorted(roles))} is also in {', '.join(same)}" if same else ""
         for support in component.supports:
             if not matches(support.when, known):
-                yield f"{name}-supports", support.reason
+                yield f"{name}-supports", because + support.reason + instead
         for exclusion in component.excludes:
             if matches(exclusion.when, known):
-                yield f"{name}-excludes", exclusion.reason
+                yield f"{name}-excludes", because + exclusion.reason + instead
 
 
 def make_target(
@@ -265,23 +341,30 @@ def make_target(
     known = {**axis_facts(axes), "image": image}
 
     def filled(field: str, i: int, template: str, values: Mapping[str, str]) -> str:
-        """Return a tag: the template with all values. Add a mistake for an unknown name or an invalid tag."""
+        """Return a tag: the template with all values. Add a mistake for an unknown name or an invalid tag.
+        Return an empty text for such a tag."""
         where = f"{project.matrix.at('images', image, field, i)}: images.{image}.{field}.{i}"
         for name in [name for name in FIELD.findall(template) if name not in values]:
             mistakes.add_once(where, f"no value for {{{name}}}{suggestion(name, values)}")
-        tag = FIELD.sub(lambda match: values.get(match[1], "x"), template)
+            return ""
+        tag = FIELD.sub(lambda match: values[match[1]], template)
         if not TAGGED.fullmatch(tag.replace(REVISION, "0" * REVISION_DIGITS)):
             mistakes.add_once(where, f"{tag!r} is not an image with a tag; write name:tag")
+            return ""
         return tag
 
     return Target(
         id=identity, image=image, axes=axes, platforms=entry.platforms, components=components,
         name=f"{matrix.repository}/{image}:{identity.removeprefix(f'{image}-')}",
-        tags=tuple(filled("tags", i, tag, {**values, "revision": REVISION}) for i, tag in enumerate(entry.tags)),
+        tags=tuple(
+            tag
+            for i, template in enumerate(entry.tags)
+            if (tag := filled("tags", i, template, {**values, "revision": REVISION}))
+        ),
         aliases=tuple(
-            filled("aliases", i, alias.tag, {**values, **parts})
+            tag
             for i, alias in enumerate(entry.aliases)
-            if matches(alias.when, known)
+            if matches(alias.when, known) and (tag := filled("aliases", i, alias.tag, {**values, **parts}))
         ),
     )  # fmt: skip
 
@@ -370,7 +453,12 @@ def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
         reason = f"{item.rule} excludes {item.id}: {item.reason}"
         raise NothingSelected(f"{problem}: {reason}; `imagebuild plan` lists what is built")
     known = {name for t in plan.targets for name in (t.image, t.id, *(f"{a}={value}" for a, value in t.axes.items()))}
-    near = next((near for name in selectors if name not in known and (near := nearest(name, known))), None)
+    left_out = {item.id: item for item in plan.excluded}
+    near = next((n for name in selectors if name not in known and (n := nearest(name, {*known, *left_out}))), None)
+    if near in left_out and near not in known:
+        item = left_out[near]
+        problem += f"; {item.rule} excludes {near}" if item.rule != OPTIONS else f"; {near} is not possible"
+        raise NothingSelected(f"{problem}: {item.reason}; `imagebuild plan` lists what is built")
     images = ", ".join(sorted({target.image for target in plan.targets}))
     raise NothingSelected(f"{problem}; " + (f"did you mean {near!r}?" if near else f"known images: {images}"))
 

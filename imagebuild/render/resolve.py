@@ -164,11 +164,18 @@ def _stage_order(chosen: _Chosen) -> tuple[str, ...]:
             raise ConfigError(f"{where}: build-requires: circular dependency: {circle}; remove one entry")
         if name in order or name not in chosen.shared.with_stage:
             return
-        for i, provider in enumerate(chosen.build_providers(name).values()):
+        for i, (wanted, provider) in enumerate(chosen.build_providers(name).items()):
             if provider not in chosen.shared.with_stage:
                 where = project.components[name].at("build-requires", i)
-                template = project.folder(provider) / "build.j2"
-                raise ConfigError(f"{where}: build-requires: {provider} has no build stage; write {template}")
+                others = [
+                    c
+                    for c in sorted(chosen.shared.with_stage, key=lambda c: (c != wanted, c))
+                    if wanted in (c, *project.components[c].model.provides)
+                ]
+                remedy = f"write {project.folder(provider) / 'build.j2'}"
+                if others and provider in chosen.target.components:
+                    remedy = f"replace it: --without {provider} --with {others[0]}"
+                raise ConfigError(f"{where}: build-requires: {provider} has no build stage; {remedy}")
             visit(provider, (*path, name))
         order.append(name)
 

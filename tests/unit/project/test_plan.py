@@ -27,8 +27,12 @@ def test_requirements_come_first_are_added_and_may_be_provided(tiny: Files) -> N
     ("options", "selector", "says"),
     [
         (Changes(with_=("rival",), without=("tool",)), "tiny", ""),
-        (Changes(with_=("rival",), without=("tool",)), "other", "rival and second provide 'rival'"),
-        (Changes(with_=("rival",), without=("tool",)), "*-runtime", "rival and second provide 'rival'"),
+        (Changes(with_=("rival",), without=("tool",)), "other", "--with rival: provides the same as second"),
+        (
+            Changes(with_=("rival",), without=("tool",)),
+            "*-runtime",
+            "the same as second in other; add --without second",
+        ),
         (Changes(with_=("rare",)), "tiny-cuda13.0-*", ""),
         (Changes(with_=("rare",)), "tiny", "no version applies to tiny-cuda12.9-debian13-runtime; add `rare: VERSION`"),
         (Changes(without=("second", "library", "tool")), "tiny", ""),
@@ -54,6 +58,28 @@ def test_options_are_judged_for_selected_targets(tiny: Files, options: Changes, 
     with pytest.raises(ConfigError) as error:
         select_targets(made, [selector])
     assert says in str(error.value)
+
+
+def test_tags_and_other_images_stop_only_a_plan_of_everything(tiny: Files) -> None:
+    tiny.replace("matrix.yaml", ":{cuda}-", ":{gone.version}-")
+    image = (tiny.root / "matrix.yaml").read_text().partition("images:\n")[2].partition("rules:")[0]
+    tiny.replace("matrix.yaml", "rules:", image.replace("tiny:", "other:").replace("library]", "nobody]") + "rules:")
+    tiny.append("matrix.yaml", "  - {name: unused, when: {image: gone}, reason: x}\n")
+    with pytest.raises(ConfigError, match="unknown component 'nobody'"):
+        make_plan(tiny.load())
+    made = make_plan(tiny.load(), ["tiny-cuda13.0-*"])
+    assert {(target.image, target.tags) for target in made.targets} == {("tiny", ())}
+
+
+def test_a_base_without_versions_is_one_mistake(tiny: Files) -> None:
+    tiny.replace("matrix.yaml", '"1.2"', '{when: {os: debian13}, version: "1.2"}')
+    tiny.replace("matrix.yaml", "versions:", "  corp: {image: corp.example/debian}\nversions:")
+    tiny.replace("matrix.yaml", "[debian13]", "[corp]")
+    with pytest.raises(ConfigError) as error:
+        make_plan(tiny.load())
+    assert "bases.corp: no versions are known for this base: library; give this image the name" in str(error.value)
+    assert "such as debian13: see docs/tutorial.md" in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_names_may_be_words_that_files_have_as_keys(tiny: Files) -> None:

@@ -1,0 +1,97 @@
+"""Advice in messages: a user who follows it in a folder without a project reaches the goal.
+
+Each row of tests/data/proposals.yaml is a command. The test runs it, runs each command that its message proposes, adds
+each proposed option, and repeats this until the command works or ends with the message of the row."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import data
+from tests.faulty import answering
+from tests.unit.conftest import Call
+from tests.upstream.wheels import make_wheel
+
+TARGET = "quickstart-cuda13.5-debian13-runtime"
+MATRIX = """extends: imagebuild
+repository: acme
+images:
+  train:
+    description: Ours
+    axes: {cuda: ["13.0"], os: [debian13], variant: [runtime]}
+    platforms: [linux/amd64]
+    components: [nccl-wheel]
+    tags: ["{repository}/{image}:{cuda}-{revision}"]
+  broken:
+    description: Nobody asks for this image
+    axes: {cuda: ["13.0"], os: [debian13], variant: [runtime]}
+    platforms: [linux/amd64]
+    components: [nccl-wheel]
+    tags: ["{repository}/{image}:{nobody}"]
+"""
+ROUNDS = 5
+NOT_HERE = ("engine up",)
+"""Proposed commands that tests do not run."""
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder without a project, on a machine that reaches a package index of its own, but no engine."""
+    for name in ("nvidia-nccl-cu13", "nvidia-cuda-runtime"):
+        (tmp_path / "index/simple" / name).mkdir(parents=True)
+    for version in ("2.31.2", "2.32.3"):
+        for cpu in ("x86_64", "aarch64"):
+            make_wheel(tmp_path / "index/simple/nvidia-nccl-cu13", "nvidia-nccl-cu13", version, f"manylinux2014_{cpu}")
+    (tmp_path / "work/own").mkdir(parents=True)
+    (tmp_path / "work/own/matrix.yaml").write_text(MATRIX)
+    (tmp_path / "config/imagebuild").mkdir(parents=True)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    # The archive of a distribution is known only on that distribution, so it is not asked here.
+    monkeypatch.setattr("platform.freedesktop_os_release", dict)
+    monkeypatch.chdir(tmp_path / "work")
+    handler = partial(Quiet, directory=tmp_path / "index")
+    with answering(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as address:
+        settings = f"mirrors: {{python-index: 'http://{address}/simple/'}}\n"
+        (tmp_path / "config/imagebuild/config.yaml").write_text(settings)
+        yield tmp_path / "work"
+
+
+def followed(words: list[str], message: str) -> list[str]:
+    """Return the words of a command line, changed as a message proposes."""
+    if near := re.search(r"(\S+?)(?:: (?:unknown|\w+ does)[^;]*|; \S+)?; did you mean '([^']+)'\?", message):
+        words = [near[2] if word == near[1] else word for word in words]
+    for clause in re.findall(r"(?:; add|replace it:) ((?:--with(?:out)? [\w-]+ ?)+)", message):
+        words = [*words, *clause.split()]
+    return words
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("row", [pytest.param(row, id=row["run"]) for row in data("proposals")])
+def test_advice_works_as_printed(empty: Path, command: Call, row: dict[str, Any]) -> None:
+    words, done = shlex.split(row["run"].replace(" Q", f" {TARGET}")), {*NOT_HERE}
+    for _ in range(ROUNDS):
+        status, printed, shown = command(*words)
+        message = " ".join((printed + shown).split())
+        proposed = [text for text in re.findall(r"`imagebuild ([^`]+)`", message) if text not in done]
+        for text in proposed:
+            assert command(*shlex.split(text))[0] == 0, text
+        again = followed(words, message)
+        if again == words and not proposed:
+            break
+        done |= {*proposed}
+        words = again
+    assert (row.get("ends", "") in message, status) == (True, row.get("status", 0)), message[-2000:]
