@@ -314,7 +314,7 @@ def _objections(
             continue
         known = {**facts, "version": version or ""}
         own = name in project.matrix.model.images[image].components
-        users = () if own else [c for c in project.changes.with_ if name in reached(project, c, versions)]
+        users = [] if own else [c for c in project.changes.with_ if name in reached(project, c, versions)]
         because = f"--with {users[0]} adds {name}, but " if users and users[0] != name else ""
         roles = {role for user in users[:1] for role in project.components[user].model.provides}
         same = [c for c, d in project.components.items() if roles & {*d.model.provides} and c != users[0]]
