@@ -19,6 +19,7 @@ from typing import Any, get_args
 from imagebuild.bench import ceilings, models
 from imagebuild.bench.arithmetic import shape_of
 from imagebuild.bench.ceilings import NotComparable, RankLayout, rank_layout
+from imagebuild.bench.hints import find_hints
 from imagebuild.bench.models import BandwidthTest, Claim, Diagnostic, Judgement, Limit, Openness, Run, SpeedClaim
 from imagebuild.bench.patterns import data_of
 from imagebuild.bench.profiles import Measured, Profile
@@ -76,12 +77,26 @@ def judge_results(
         names = ", ".join(get_args(models.Collective))
         raise ConfigError(f"--collective {expected.collective}: unknown collective; use one of {names}")
     diagnoses = groupby(results.diagnostics, key=lambda diagnostic: diagnostic.source)
-    return (
+    judged = [
         *(_judge_run(run, results.runs, profile, expected) for run in results.runs),
         *(_judge_matrix(test, profile, expected) for test in results.tests),
         *(_judge_table(table, profile) for table in results.tables),
+    ]
+    return (
+        *(_with_hints(*pair, profile) for pair in zip(judged, results.measured, strict=True)),
         *(_judge_diagnostics(source, tuple(group), profile, expected) for source, group in diagnoses),
     )
+
+
+def _with_hints(judgement: Judgement, result: models.Measurement, profile: Profile | None) -> Judgement:
+    """Return the judgement with the fallbacks and the probable causes of low speed."""
+    speed = judgement.speed
+    hints = find_hints(
+        result.carried, profile, devices=result.devices, measured=speed.measured,
+        ceiling=speed.ceiling.value if speed.ceiling else None, speed=speed.state,
+        is_host_copy=isinstance(result, BandwidthTest) and "host" in result.subject,
+    )  # fmt: skip
+    return judgement.model_copy(update={"hints": hints}) if hints else judgement
 
 
 def data_claim(result: models.Measurement | Diagnostic) -> Claim:

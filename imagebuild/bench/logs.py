@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar, cast
 
 import yaml
 
+from imagebuild.bench.datapath import Message, MessageReader
 from imagebuild.bench.models import Verdict
 from imagebuild.bench.patterns import DataFile
 from imagebuild.core.errors import ResultError
@@ -52,7 +53,9 @@ class Log:
     """The first warnings of NCCL, which are not in `lines`. They may explain why a run failed."""
     settings: list[tuple[int, Mapping[str, str]]] = field(default_factory=list)
     """Facts that NCCL printed. Each item has the number of the line and values by name: environment variables that
-    select algorithms, `NCCL_ALGO` also for the algorithm of messages of 1 GiB or more, `clique` and `network`."""
+    select algorithms, `NCCL_ALGO` also for the algorithm of messages of 1 GiB or more, and `clique`."""
+    messages: list[Message] = field(default_factory=list)
+    """Messages of libraries about the way of the data."""
 
 
 Item = TypeVar("Item")
@@ -133,8 +136,11 @@ def _read(log: Log, file: TextIO) -> None:
     """Add the lines of a file to the log, without debug output.
     NCCL may print a message in the middle of a row. The next line of that process is then the rest of the row."""
     cut: dict[str, str] = {}
+    reader = MessageReader()
+    log.messages = reader.messages
     while row := file.readline(_MOST["line"]):
         log.line_count += 1
+        reader.read(row, log.line_count)
         message = None
         if (at := row.find(" NCCL ")) >= 0 or (at := row.find(" UCX  ")) >= 0:
             message = _RE["debug"].search(row, max(0, at - _MOST["head"]))
@@ -166,8 +172,8 @@ def settings_in(text: str) -> Mapping[str, str]:
     found: dict[str, str] = {}
     is_marked = any(mark in text for mark in _DATA["setting_marks"])
     for match in _RE["setting"].finditer(text[:20_000]) if is_marked else ():
-        if match["clique"] or match["network"]:
-            found |= {name: match[name] for name in ("clique", "network") if match[name]}
+        if match["clique"]:
+            found["clique"] = match["clique"]
         else:
             found[match["name"] or "NCCL_ALGO"] = match["value"] or _ALGORITHMS.get(match["algo"], match["algo"])
     return found

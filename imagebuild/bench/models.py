@@ -10,6 +10,8 @@ from collections.abc import Collection
 from math import isfinite
 from typing import Literal, Self, get_args
 
+from pydantic import Field
+
 from imagebuild.core.errors import plural
 from imagebuild.core.fields import Model
 
@@ -57,6 +59,70 @@ class Launch(Model):
     """Whether the nodes are containers on one host. No profile describes the speed between such nodes."""
 
 
+class Choice(Model):
+    """The algorithm and protocol that NCCL chose for a size."""
+
+    collective: str
+    bytes: int
+    algorithm: str
+    protocol: str
+
+
+class DataPath(Model):
+    """What carried the data, according to the messages of the libraries. `None`: the messages do not say it."""
+
+    version: str | None = None
+    """Version of NCCL."""
+    network: str | None = None
+    """The network between nodes, such as `InfiniBand` or `TCP sockets`."""
+    rdma: bool = False
+    plugin: str | None = None
+    plugin_version: str | None = None
+    """Version of the plug-in or, if it prints none, of its interface."""
+    ports: tuple[str, ...] = ()
+    """The ports of NICs that the library lists."""
+    ports_found: int | None = None
+    """Number of NICs that libfabric found. Several NICs may be one device of NCCL."""
+    ports_used: int | None = None
+    gbit: int | None = None
+    """Speed of a port in Gb/s."""
+    gpudirect: bool | None = None
+    """Whether the NICs reached the memory of all GPUs themselves."""
+    gpudirect_reason: str | None = None
+    carriers: dict[str, int] = Field(default_factory=dict)
+    """Maps `P2P/…`, `SHM` and `NET` to the number of connections between ranks."""
+    staged: int = 0
+    """Number of connections over the network that go through memory of the host."""
+    network_in_node: int = 0
+    """Number of connections over the network between GPUs of one node."""
+    nodes: int | None = None
+    ranks: int | None = None
+    ranks_per_node: int | None = None
+    nvls: Literal["used", "off", "not available"] | None = None
+    """Whether the switch of NVLink reduces. `off`: a variable says so."""
+    channels: int | None = None
+    nvls_channels: int | None = None
+    rings: int | None = None
+    trees: int | None = None
+    mnnvl: bool | None = None
+    """Whether NVLink joins nodes."""
+    clique: int | None = None
+    collnet: bool = False
+    """Whether switches of the network reduce (SHARP)."""
+    choices: tuple[Choice, ...] = ()
+    variables: dict[str, str] = Field(default_factory=dict)
+    """The variables of NCCL that were set."""
+    lanes: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Maps `intra-node` and `inter-node` to the transports that UCX used."""
+    mtu: int | None = None
+    evidence: dict[str, str] = Field(default_factory=dict, exclude=True)
+    """Maps a fact to the first line that states it."""
+
+    @property
+    def says_anything(self) -> bool:
+        return any((self.network, self.carriers, self.nvls, self.mnnvl, self.lanes))
+
+
 class Result(Model):
     """One result in the output of a tool."""
 
@@ -66,7 +132,9 @@ class Result(Model):
     verdict: Verdict = "ok"
     reason: str = ""
     notes: tuple[str, ...] = ()
-    """Facts in the log that may explain the result, such as a warning of NCCL or the transport between hosts."""
+    """Facts in the log that may explain the result, such as a warning of NCCL."""
+    carried: DataPath | None = None
+    """What carried the data. `None`: the output does not say it."""
 
     def spoiled(self, verdict: Verdict, reason: str) -> Self:
         """Return the result with a verdict about later output. A failed result keeps its verdict, and gets one more
@@ -271,6 +339,8 @@ class Source(Model):
     """Whether the file shows that a run left no results: the file is empty, or contains only error messages and debug
     output of libraries."""
     note: str = ""
+    carried: DataPath | None = None
+    """What carried the data, if the file has no results."""
 
 
 Measurement = Run | BandwidthTest | PerftestTable
@@ -383,6 +453,25 @@ class SpeedClaim(Claim):
         return f"{state} as {self.algorithm}" if self.algorithm else state
 
 
+class Hint(Model):
+    """A probable cause of low speed."""
+
+    kind: str
+    means: str
+    evidence: str
+    """The lines or figures that show it."""
+    next: str
+    """The command to run next; empty if other hints of the result come first."""
+    is_fallback: bool = False
+    """Whether the data took another way than the fastest one."""
+    is_wrong: bool = False
+    """Whether the profile says that the hardware has the faster way, so that a report fails."""
+
+    def __str__(self) -> str:
+        evidence = f" ({self.evidence})" if self.evidence else ""
+        return f"{self.means}{evidence}" + (f"; next: {self.next}" if self.next else "")
+
+
 class Judgement(Model):
     """The three claims about one result, or about one comparison with a baseline."""
 
@@ -392,6 +481,8 @@ class Judgement(Model):
     data: Claim
     participation: Claim
     speed: SpeedClaim
+    hints: tuple[Hint, ...] = ()
+    """Fallbacks and other causes of low speed, the best first."""
 
     @property
     def claims(self) -> tuple[Claim, Claim, Claim]:

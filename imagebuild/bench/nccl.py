@@ -90,7 +90,7 @@ def _make_run(source: str, table: Table, warnings: Sequence[str] = ()) -> Run:
     run = Run(
         source=source, tool=table.facts.get("tool", "rccl-tests" if "library" in table.facts else "nccl-tests"),
         tool_version=table.facts.get("version") or None, **participants,
-        **_collective(source, table, participants["ranks"]), notes=_notes(table, warnings, participants.get("nodes")),
+        **_collective(source, table, participants["ranks"]), notes=_notes(table, warnings),
         clique=int(table.facts.get("clique", 0)) or None, algorithms=forced_classes(table.facts),
         rows=tuple(table.rows), partial_rows=len(table.partial),
         avg_busbw_gb_s=parse_number(table.facts.get("average", "")),
@@ -126,12 +126,10 @@ def _collective(source: str, table: Table, ranks: int | None) -> dict[str, Any]:
     return {"collective": name} if is_known else {"collective": None, "candidates": fitting if rows else ()}
 
 
-def _notes(table: Table, warnings: Sequence[str], nodes: int | None) -> tuple[str, ...]:
+def _notes(table: Table, warnings: Sequence[str]) -> tuple[str, ...]:
     """Return facts in the output that may explain the result."""
-    network = table.facts.get("network") if nodes != 1 else None  # within a node, NCCL uses no network
     groups = len({group for _, group in table.ranks})
     notes = [f"the network between the {groups} groups of ranks was not used"] if groups > 1 else []
-    notes += [f"NCCL used the network {network}{' (TCP)' if network == 'Socket' else ''}"] if network else []
     return (*notes, *(f"NCCL warned: {warning}" for warning in dict.fromkeys(warnings[:3])))
 
 

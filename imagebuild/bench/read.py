@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +14,7 @@ from typing import Any
 
 from imagebuild.bench import logs
 from imagebuild.bench.causes import Cause, find_causes
+from imagebuild.bench.datapath import data_path
 from imagebuild.bench.dcgm import parse_dcgm_json
 from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, ParsedLines
 from imagebuild.bench.models import BandwidthTest, Diagnostic, PerftestTable, Result, Results, Run, Source
@@ -103,6 +104,7 @@ def _parse_log(log: Log) -> Results:
     _place_failures(results, failures)
     lines = [*outside, *log.warnings]
     _name_causes([entry for entry in results if entry.item.verdict not in ("ok", "warned", "waived")], results, lines)
+    _name_carriers(results, log)
     unread = [entry.item for entry in entries if isinstance(entry.item, str)]
     tools = dict.fromkeys(entry.tool for entry in entries if entry.tool)
     unknown = [] if tools else lines
@@ -110,6 +112,7 @@ def _parse_log(log: Log) -> Results:
     source = Source(
         path=log.path, tools=tuple(tools), lines=log.line_count, unread=len(unread),
         examples=tuple(text[:160] for text in unread[:5]), note=next(chain(map(str, find_causes(unknown)), first), ""),
+        carried=None if results else data_path(log.messages),
         is_lost=not tools and all(_ERROR.search(line.text) for line in log.lines if line.text.strip()),
     )  # fmt: skip
     kinds = {"runs": Run, "tests": BandwidthTest, "tables": PerftestTable, "diagnostics": Diagnostic}
@@ -177,6 +180,18 @@ def _name_causes(failed: Sequence[_Entry], results: Sequence[_Entry], lines: Ite
             is_quoted = found.text[:60] in " ".join(reason.split())
             added = f" ({found.means})" if is_quoted else f"; cause: {found}"
             entry.item = entry.item.model_copy(update={"reason": reason + added})
+
+
+def _name_carriers(results: Iterable[_Entry], log: Log) -> None:
+    """Add to each result what carried its data. Messages belong to the result that began before them, and messages
+    before all results to the first result."""
+    entries = [entry for entry in results if isinstance(entry.item, Run | PerftestTable)]
+    begins = [0, *(entry.line for entry in entries[1:]), log.line_count + 1]
+    numbers = [message.number for message in log.messages]
+    for entry, begin, end in zip(entries, begins, begins[1:], strict=False):
+        own = log.messages[bisect_left(numbers, begin) : bisect_left(numbers, end)]
+        if path := data_path(own, entry.item.hosts if isinstance(entry.item, Run) else ()):
+            entry.item = entry.item.model_copy(update={"carried": path})
 
 
 def _printed_in(value: object) -> Iterator[str]:

@@ -16,9 +16,23 @@ from typing import Literal, NamedTuple, Self, get_args
 from pydantic import model_validator
 
 from imagebuild import __version__
+from imagebuild.bench.datapath import describe
+from imagebuild.bench.hints import find_hints
 from imagebuild.bench.judge import best_row, judge_results
 from imagebuild.bench.logs import open_log
-from imagebuild.bench.models import STATES, BandwidthTest, Judgement, Measurement, Openness, Results, Run, Source, State
+from imagebuild.bench.models import (
+    STATES,
+    BandwidthTest,
+    DataPath,
+    Hint,
+    Judgement,
+    Measurement,
+    Openness,
+    Results,
+    Run,
+    Source,
+    State,
+)
 from imagebuild.bench.read import read_files
 from imagebuild.bench.verification import SPEED, VerifyResult
 from imagebuild.core.console import visible
@@ -28,7 +42,7 @@ from imagebuild.core.yaml import read_written
 from imagebuild.report.sweeps import Sweep, find_sweeps
 
 ClaimKind = Literal["data", "participation", "speed"]
-Kind = Literal["sweep", "data", "participation", "speed", "check", "reading"]
+Kind = Literal["sweep", "data", "participation", "speed", "path", "check", "reading"]
 Overall = Literal["ok", "limited", "open", "failed", "nothing-read"]
 """The verdict of a report.
 
@@ -150,13 +164,26 @@ class Report(Results):
 
     @property
     def notes(self) -> list[tuple[str, tuple[str, ...]]]:
-        """The facts in logs about results that did not fail, such as a warning of NCCL, each with its results."""
+        """What carried the data, causes of low speed, and other facts about results that did not fail, such as a
+        warning of NCCL, each with its results."""
         noted: defaultdict[str, list[str]] = defaultdict(list)
+        for name, path in self.paths:
+            noted[f"data path: {describe(path)}"].append(name)
         for entry in self.entries:
+            for hint in entry.judgement.hints:
+                if not hint.is_fallback:
+                    noted[f"look at: {hint}"].append(entry.name)
             if entry.result.verdict == "ok" and entry.judgement.speed.state != "too slow":
                 for note in entry.result.notes:
                     noted[note].append(entry.name)
         return [(note, tuple(names)) for note, names in noted.items()]
+
+    @property
+    def paths(self) -> list[tuple[str, DataPath]]:
+        """What carried the data of each result, and of each file without results."""
+        named = [(entry.name, entry.result.carried) for entry in self.entries]
+        named += [(source.path, source.carried) for source in self.sources]
+        return [(name, path) for name, path in named if path]
 
     @property
     def overall(self) -> Overall:
@@ -169,7 +196,7 @@ class Report(Results):
         is_measured = "passed" in states or any(best_value(result) != NONE for result in self.measured)
         if "open" in states or not is_measured:
             return "open"
-        return "limited" if any(a.state == "skipped" and a.kind in CLAIMS for a in assertions) else "ok"
+        return "limited" if any(a.state == "skipped" and a.kind in (*CLAIMS, "path") for a in assertions) else "ok"
 
     @property
     def state(self) -> State:
@@ -232,6 +259,7 @@ def _assert_all(report: Report) -> Iterator[Assertion]:
         for kind, claim in applicable or claims[:1]:
             state = claim.standing(allowed) or "skipped"
             yield Assertion(kind, judgement.source, judgement.subject, state, claim.state, claim.text(allowed))
+        yield from _assert_path(judgement.source, judgement.subject, judgement.hints)
     for verification in report.verifications:
         # If a check measured something, `judgements` already has the claims of the check that judges its speed.
         measured = {(check.component, f"{check.check}{SPEED}") for check in verification.checks if check.results}
@@ -245,9 +273,17 @@ def _assert_all(report: Report) -> Iterator[Assertion]:
         reason = next((f"{reason}; {s.note}" for s in report.sources if s.path == file and s.note), reason)
         yield Assertion("reading", file, file, "failed", "no-result", reason)
     for source in report.sources:
+        yield from _assert_path(source.path, source.path, find_hints(source.carried) if source.carried else ())
         if not source.tools and source.path not in report.nothing_in:
             note = source.note or "the file does not look like the logs in this folder"
             yield Assertion("reading", source.path, source.path, "skipped", "no-result", note)
+
+
+def _assert_path(source: str, subject: str, hints: Iterable[Hint]) -> Iterator[Assertion]:
+    """Yield an assertion for each fallback."""
+    for hint in hints:
+        if hint.is_fallback:
+            yield Assertion("path", source, subject, "failed" if hint.is_wrong else "skipped", hint.kind, str(hint))
 
 
 def rows_of(report: Report) -> list[ReportRow]:
@@ -288,12 +324,12 @@ def words_of(judgement: Judgement) -> tuple[str, ...]:
 def _known_claims(assertions: Sequence[Assertion]) -> str:
     """Summarise the claims about data, participation and speed: `data right, speed not judged for 3 of 8`."""
     parts = []
-    for kind in ("sweep", *CLAIMS):
+    for kind in ("sweep", *CLAIMS, "path"):
         words = Counter((a.state, a.word) for a in assertions if a.kind == kind and a.word != "not applicable")
         weak = {word: count for (state, word), count in words.items() if state != "passed"}
         total = words.total()
         parts += [f"{kind} {word}" + (f" for {n} of {total}" if n < total else "") for word, n in weak.items()]
-        if words and not weak and kind != "sweep":
+        if words and not weak and kind in CLAIMS:
             parts.append(f"{kind} {next(iter(words))[1]}")
     return ", ".join(parts) or "no claim says whether the results are right and fast enough"
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from imagebuild.bench.datapath import describe, rows_of
 from imagebuild.bench.judge import best_row as judged_row
 from imagebuild.bench.logs import open_log
 from imagebuild.bench.models import BandwidthTest, Run
@@ -48,7 +49,7 @@ def report_html(report: Report, logs: Sequence[LogText] = (), log_count: int = 0
         problems=group_alike(report.problems), alike=_alike_checks, page=page, rows=document.rows_of(report),
         diagnoses=_DATA["diagnoses"], skipped=group_alike(report.skips), versions=versions_of(report),
         files=[(s.path, ", ".join(s.tools) or "no known tool", s.lines, s.unread) for s in report.sources], logs=logs,
-        more_logs=max(0, log_count - len(logs)),
+        paths=_paths_of(report), more_logs=max(0, log_count - len(logs)),
     )  # fmt: skip
 
 
@@ -208,6 +209,17 @@ def _alike_checks(checks: Iterable[CheckResult]) -> list[list[CheckResult]]:
         is_judged = check.outcome == "failed" and check.judgements
         groups[check.outcome, check.reason if is_judged else check.name].append(check)
     return list(groups.values())
+
+
+def _paths_of(report: Report) -> list[tuple[str, str, list[tuple[str, str]]]]:
+    """Return what carried the data: the results with equal facts, the facts in one line, and as rows of a table."""
+    names: defaultdict[tuple[tuple[str, str], ...], list[str]] = defaultdict(list)
+    lines = {}
+    for name, path in report.paths:
+        key = tuple(rows_of(path))
+        names[key].append(name)
+        lines[key] = describe(path)
+    return [(", ".join(group), lines[key], list(key)) for key, group in names.items()]
 
 
 def versions_of(report: Report) -> list[tuple[str, str, str]]:

@@ -321,6 +321,9 @@ def judged_speed(
         worst = judgement.worst(allowed)
         if worst.standing(allowed) in ("failed", "open"):
             subjects[f"{worst.state}: {worst.text(allowed)}"].append(judgement.subject)
+        for hint in judgement.hints:
+            if hint.is_wrong:
+                subjects[f"{hint.kind}: {hint}"].append(judgement.subject)
     failures = [
         text if len(names) == len(judged) else f"{', '.join(names)}: {text}" for text, names in subjects.items()
     ]

@@ -1,0 +1,277 @@
+"""Read what carried the data of a run from messages of NCCL, UCX, libfabric and perftest. Pure but for
+its YAML file."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from imagebuild.bench.models import Choice, DataPath
+from imagebuild.bench.patterns import DataFile
+from imagebuild.core.errors import plural
+
+_DATA = DataFile(__file__)
+_MESSAGES = [(row["mark"], _DATA.pattern(row["match"])) for row in _DATA["messages"]]
+_MARKS: Sequence[str] = _DATA["marks"]
+_HOST = re.compile(r"([A-Za-z\d][\w.-]*):\d+:\d+ \[-?\d+\]")
+_RUN_ENDS = "Avg bus bandwidth"
+_LONGEST = 4000
+
+
+class Message(NamedTuple):
+    """The facts in one message."""
+
+    number: int
+    """Number of the line."""
+    host: str
+    """The host in the prefix of the message; empty if there is none."""
+    text: str
+    """The message as a report quotes it; empty if an earlier one says the same of other ranks."""
+    form: int
+    """Index of the form in `_MESSAGES`."""
+    values: tuple[str | None, ...]
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        names = _MESSAGES[self.form][1].groupindex
+        return {name: value for name, value in zip(names, self.values, strict=True) if value is not None}
+
+
+class MessageReader:
+    """Collects the messages of a log, each only once for each run."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._known: set[object] = set()
+
+    def read(self, row: str, number: int) -> None:
+        """Add the messages in a line about the way of the data."""
+        if not any(mark in row for mark in _MARKS):
+            return
+        if _RUN_ENDS in row:
+            self._known.clear()  # the next run prints its messages again
+        row = row[:_LONGEST]
+        for form, (mark, pattern) in enumerate(_MESSAGES):
+            if mark in row and (match := pattern.search(row)):
+                found = _HOST.search(row[: match.start()])
+                host, values = found[1] if found else "", match.groups()
+                if (key := hash((form, host, values))) not in self._known:
+                    words = (form, *(value for value in values if value and not value.isdigit()))
+                    text = "" if words in self._known else match[0].strip()[:160]
+                    self._known |= {key, words}
+                    self.messages.append(Message(number, host, text, form, values))
+
+
+def data_path(messages: Iterable[Message], hosts: Sequence[str] = ()) -> DataPath | None:
+    """Return what carried the data according to messages. None if they do not say it.
+    `hosts` are the hosts of the ranks, if they are known."""
+    seen = _Seen()
+    for message in messages:
+        seen.add(message)
+    path = seen.path(hosts)
+    return path if path.says_anything else None
+
+
+class _Seen:
+    """The facts in all messages so far."""
+
+    def __init__(self) -> None:
+        self.values: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.quotes: dict[str, str] = {}
+        self.hosts: dict[int, str] = {}
+        self.links: dict[tuple[str, str, str, str], Mapping[str, str]] = {}
+        self.plugin: tuple[str | None, str | None] = None, None
+        self.variables: dict[str, str] = {}
+        self.rates: dict[str, int] = {}
+        self.choices: dict[tuple[str, int], tuple[str, str]] = {}
+        self.lanes: defaultdict[str, set[str]] = defaultdict(set)
+
+    def add(self, message: Message) -> None:
+        facts = message.facts
+        quote = f"line {message.number}: {message.text}"
+        for name, value in facts.items():
+            self.values[name][value] += 1
+            if message.text:
+                self.quotes.setdefault(name, quote)
+                self.quotes.setdefault(f"{name}={value}", quote)
+        if "rank" in facts and message.host:
+            self.hosts[int(facts["rank"])] = message.host
+        if "from" in facts:
+            self.links[facts["from"], facts["to"], facts["channel"], facts.get("way", "")] = facts
+        if "name" in facts:
+            self.variables[facts["name"]] = facts["value"]
+            self.quotes.setdefault(facts["name"], quote)
+        if "plugin" in facts and self.plugin[0] != "aws-ofi-nccl":
+            self.plugin = facts["plugin"], facts["abi"]
+        if "mbit" in facts:
+            self.rates[facts["port"]] = int(facts["mbit"]) // 1000 // int(facts.get("members", 1))
+        if "algo" in facts:
+            self.choices[facts.get("function", ""), int(facts["bytes"])] = facts["algo"], facts["proto"]
+        if "lanes" in facts:
+            self.lanes[facts["scope"]].update(re.findall(r"\b([a-z]\w+)/[\w.:-]+", facts["lanes"]))
+
+    def first(self, name: str) -> str | None:
+        return next(iter(self.values[name]), None)
+
+    def most(self, name: str) -> int | None:
+        """Return the largest number. Smaller communicators are parts of the one that is measured."""
+        return max(map(int, self.values[name]), default=None)
+
+    def path(self, hosts: Sequence[str]) -> DataPath:
+        nodes, local = self._nodes(hosts), self.most("local") or len(self.values["device"]) or None
+        carriers, inner, staged = self._carriers(nodes, local)
+        network, is_rdma = self._network()
+        listed = tuple(dict.fromkeys(name for ports in self.values["ports"] for name in self._ports(ports, network)))
+        used = {facts["nic"] for facts in self.links.values() if "nic" in facts}
+        connections = carriers["NET"]
+        multicast = self.values["multicast"]
+        choices = [Choice(collective=name, bytes=size, algorithm=algo, protocol=proto)
+                   for (name, size), (algo, proto) in sorted(self.choices.items())]  # fmt: skip
+        nvls_channels = self.most("nvls_channels")
+        is_reducing = nvls_channels or self.values.keys() & {"nvls_tree", "nvls_heads"}
+        lacks_multicast = multicast and "available" not in multicast
+        # Each channel enters and leaves a node. Fewer connections: the log is incomplete.
+        is_whole = connections >= 2 * (self.most("channels") or (self.most("channel") or 0) + 1)
+        return DataPath(
+            version=self.first("version"), network=network, rdma=is_rdma, plugin=self.plugin[0],
+            plugin_version=self.plugin[1], ports=listed,
+            ports_used=len(used) if is_whole else None, gbit=max(self.rates.values(), default=None),
+            ports_found=self.most("found"), gpudirect=self._gpudirect(connections, staged, is_rdma),
+            gpudirect_reason=self._no_gpudirect(), carriers=dict(carriers), network_in_node=inner, staged=staged,
+            nodes=nodes, ranks=self.most("ranks"), ranks_per_node=local,
+            nvls="used" if is_reducing else "off" if self.variables.get("NCCL_NVLS_ENABLE") == "0"
+            else "not available" if lacks_multicast else None,
+            channels=self.most("channels"), nvls_channels=nvls_channels, rings=self.most("rings"),
+            trees=max((text.count("[") for text in self.values["trees"]), default=None),
+            mnnvl=None if (mnnvl := self.most("mnnvl")) is None else bool(mnnvl), clique=self.most("clique"),
+            collnet="collnet" in self.values, choices=tuple(choices), variables=self.variables, evidence=self.quotes,
+            lanes={scope: tuple(sorted(lanes)) for scope, lanes in self.lanes.items()},
+            mtu=self.most("mtu"),
+        )  # fmt: skip
+
+    def _nodes(self, hosts: Sequence[str]) -> int | None:
+        """Return the number of nodes, or None if it is unknown."""
+        if (nodes := self.most("nodes")) is not None:
+            return nodes
+        known = {*hosts} or {*self.hosts.values()}
+        is_whole = hosts or len(self.hosts) == self.most("ranks")
+        return len(known) if known and (is_whole or len(known) > 1) else None
+
+    def _carriers(self, nodes: int | None, local: int | None) -> tuple[Counter[str], int, int]:
+        """Return the number of connections by transport, the number of those over the network within a node, and the
+        number of those over the network that go through memory of the host."""
+        carriers: Counter[str] = Counter()
+        inner = staged = 0
+        hosts = self.hosts if len({*self.hosts.values()}) == nodes else {}
+        for facts in self.links.values():
+            if "net" not in facts:
+                carriers["SHM" if "shm" in facts else f"P2P/{facts['p2p']}"] += 1
+                continue
+            carriers["NET"] += 1
+            staged += "staged" in facts
+            first, second = int(facts["from"]), int(facts["to"])
+            if nodes == 1 or (first in hosts and hosts.get(first) == hosts.get(second)):
+                inner += 1
+            elif not hosts and local and nodes and self.most("ranks") == local * nodes:
+                inner += first // local == second // local
+        return carriers, inner, staged
+
+    def _network(self) -> tuple[str | None, bool]:
+        """Return the name of the network that carried the data between nodes, and whether it is RDMA."""
+        printed = next((name for key in ("net", "network") if (name := self.first(key))), None)
+        listers = [name for name in self.values["lister"] if name]
+        printed = printed or next((name for name in listers if name != "Socket"), next(iter(listers), None))
+        if link := self.first("link"):
+            return "InfiniBand" if link == "IB" else "RoCE", True
+        lanes = " ".join(self.lanes.get("inter-node", ()))
+        if lanes:
+            is_rdma = re.search(rf"\b(?:{_DATA['ucx']['rdma']})", lanes) is not None
+            return ("InfiniBand" if is_rdma else "TCP sockets"), is_rdma
+        provider = self.first("provider")
+        if provider and (not printed or "ibfabric" in printed):
+            known = _DATA["providers"].get(provider)
+            return known or f"libfabric {provider}", known is not None
+        for row in _DATA["networks"]:
+            if printed and re.fullmatch(row["name"], printed):
+                kind = row["kind"]
+                is_ethernet = any("/RoCE" in ports for ports in self.values["ports"])
+                is_mixed = any(re.search("/IB(?![a-z])", ports) for ports in self.values["ports"])
+                return ("RoCE" if kind == "InfiniBand" and is_ethernet and not is_mixed else kind), row["rdma"]
+        return printed, False
+
+    def _ports(self, text: str, network: str | None) -> list[str]:
+        """Return the names of listed ports. NCCL uses only one kind of link at a time; the kind with fewer ports leads
+        elsewhere."""
+        ports = re.findall(r"\[\d+\]([^\s:]+)(\S*)", text)
+        is_socket = not any("/" in rest for _, rest in ports)
+        if is_socket != (network == "TCP sockets"):
+            return []
+        kinds = Counter("RoCE" if "/RoCE" in rest else "IB" for _, rest in ports)
+        main = kinds.most_common(1)[0][0] if kinds else ""
+        return [name for name, rest in ports if is_socket or ("/RoCE" in rest) == (main == "RoCE")]
+
+    def _gpudirect(self, connections: int, staged: int, is_rdma: bool) -> bool | None:
+        """Return whether the NICs reached the memory of the GPUs themselves. None if it is unknown."""
+        if not is_rdma:
+            return None
+        if connections:
+            return staged == 0
+        if (ring := self.most("gdr_ring")) is not None:
+            return bool(ring)
+        states = {**self.values["gdr_gpu"], **self.values["gdr_port"]}
+        return "Enabled" in states if states else None
+
+    def _no_gpudirect(self) -> str | None:
+        """Return why GPUDirect RDMA is off, as far as the messages say it."""
+        for name, off in (("NCCL_NET_GDR_LEVEL", "LOC 0"), ("NCCL_NET_GDR_READ", "0"), ("NCCL_IB_CUDA_SUPPORT", "0")):
+            if (value := self.variables.get(name)) and value in off.split():
+                return f"{name} is {value}"
+        if self.values["gdr_port"]["Disabled"] and not self.values["gdr_port"]["Enabled"]:
+            return "the driver offers it for no NIC: neither nvidia-peermem nor DMA-BUF works"
+        if self.values["gdr_gpu"]["Disabled"] and not self.values["gdr_gpu"]["Enabled"]:
+            return "each NIC is too far from the GPU: they are not behind one PCIe switch"
+        return None
+
+
+def describe(path: DataPath) -> str:
+    """Return the way of the data in one line: network, plug-in, GPUDirect, transports in the node, channels."""
+    parts = []
+    if path.network and (path.nodes != 1 or path.carriers.get("NET")):
+        count = min(len(path.ports), path.ports_used or len(path.ports)) or path.ports_found
+        rate = f"{path.gbit}G " if path.gbit else ""
+        ports = f"{count}\u00d7{rate}" if count and path.rdma else rate
+        over = f" over {', '.join(path.ports)}" if path.ports and not path.rdma else ""
+        plugin = f" by {path.plugin} {path.plugin_version or ''}".rstrip() if path.plugin else ""
+        parts.append(f"{ports}{path.network}{over}{plugin}")
+        if path.rdma and path.gpudirect is not None:
+            why = f" ({path.gpudirect_reason})" if path.gpudirect_reason else ""
+            parts.append("GPUDirect" if path.gpudirect else f"no GPUDirect{why}")
+    inner = sorted({name.partition("/")[0] for name in path.carriers} - {"NET"})
+    words = {"P2P": "peer access", "SHM": "shared memory of the host"}
+    ways = [words[name] for name in inner] + ["the network"] * bool(path.network_in_node)
+    ways += ["NVLS"] * (path.nvls == "used")
+    parts += [f"{' and '.join(ways)} in the node"] if ways else []
+    parts += [f"NVLink between nodes ({path.clique or path.ranks} GPUs)"] if path.mnnvl else []
+    text = ", ".join(parts)
+    return text + (f"; {plural(path.channels, 'channel')}" if path.channels else "")
+
+
+def rows_of(path: DataPath) -> list[tuple[str, str]]:
+    """Return the facts as pairs of a name and a text, for a table."""
+    reason = f"off: {path.gpudirect_reason or 'the log does not say why'}"
+    facts: dict[str, Any] = {
+        "NCCL": path.version, "network": path.network,
+        "plug-in": " ".join(filter(None, (path.plugin, path.plugin_version))),
+        "ports": ", ".join(path.ports), "ports used": path.ports_used,
+        "GPUDirect": None if path.gpudirect is None else "on" if path.gpudirect else reason,
+        "connections": ", ".join(f"{count} {name}" for name, count in path.carriers.items()),
+        "through memory of the host": path.staged or None, "NVLS": path.nvls, "channels": path.channels,
+        "NVLS channels": path.nvls_channels, "rings": path.rings, "trees": path.trees,
+        "NVLink between nodes": None if path.mnnvl is None else "yes" if path.mnnvl else "no", "clique": path.clique,
+        "algorithms": ", ".join(f"{c.collective} {c.bytes} B: {c.algorithm} {c.protocol}" for c in path.choices[-12:]),
+        "variables": ", ".join(f"{name}={value}" for name, value in path.variables.items()),
+        "UCX": "; ".join(f"{scope}: {', '.join(lanes)}" for scope, lanes in path.lanes.items()), "MTU": path.mtu,
+    }  # fmt: skip
+    return [(name, str(value)) for name, value in facts.items() if value not in (None, "")]
