@@ -111,4 +111,4 @@ def _holds(value: Any, wanted: Any) -> bool:
     sign, number = wanted[0], wanted[1:]
     if sign in "<>":
         return value is not None and bool((float(number) < float(value)) == (sign == ">"))
-    return str(value) != number if sign == "!" else str(value) == wanted
+    return bool(str(value) != number if sign == "!" else str(value) == wanted)
