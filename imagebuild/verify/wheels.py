@@ -42,12 +42,12 @@ def installed_wheels(inspection: Inspection) -> list[Wheel]:
             for path, code, *_ in (row for row in rows if len(row) > 1):
                 # pip writes scripts, which are in other folders, and compiles modules.
                 if code.startswith("sha256=") and not path.startswith(("../", "/")) and not path.endswith(".pyc"):
-                    files[normpath(f"{match['site']}/{path}")] = _hexadecimal(code)
+                    files[normpath(f"{match['site']}/{path}")] = record_hash(code)
             wheels.append(Wheel(match["name"].replace("_", "-"), match["version"], files))
     return wheels
 
 
-def _hexadecimal(code: str) -> str:
+def record_hash(code: str) -> str:
     """Return the digits of a hash such as `sha256=4YXo…`; empty if it cannot be read."""
     text = code.removeprefix("sha256=")
     try:

@@ -1,0 +1,151 @@
+"""The libraries in processes: small libraries with the texts of the real ones are planted, loaded and found.
+
+With IMAGEBUILD_WHEELS, the name of a folder in which each wheel of `loaded.yaml` is installed in its own folder, the
+libraries of the real wheels are used."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from base64 import urlsafe_b64encode
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.verify.loaded import look, read_loaded, read_trace
+
+TABLE = yaml.safe_load(Path("tests/data/loaded.yaml").read_text(encoding="utf-8"))
+REAL = os.environ.get("IMAGEBUILD_WHEELS")
+VICTIM = """
+import ctypes, sys, time
+for name in sys.argv[2:]:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        pass
+print("loaded", flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+SMALL = next((path for path in Path("/usr/lib").glob("*-linux-gnu/libutil.so.1")), None)
+pytestmark = [pytest.mark.programs, pytest.mark.skipif(SMALL is None, reason="needs a small library of glibc")]
+
+
+def library(texts: str) -> bytes:
+    """Return a small library that contains texts. `broken` lacks a library that it needs."""
+    assert SMALL
+    content = SMALL.read_bytes()
+    if texts.startswith("NCCL"):
+        content = content.replace(b"libutil.so.1", b"libnccl.so.2")
+    if texts.startswith("broken"):
+        content = content.replace(b"libc.so.6", b"libX.so.6")
+    separated = texts.replace("NCCL version ", "NCCL_version_").replace("NVSHMEM ", "NVSHMEM_").split(" ")
+    parts = (part.replace("NCCL_version_", "NCCL version ").replace("NVSHMEM_", "NVSHMEM ") for part in separated)
+    return content + b"\0" + b"".join(part.encode() + b"\0" for part in parts)
+
+
+def content_of(text: str) -> Path | bytes:
+    """Return the library of a wheel, or a small library with texts."""
+    if text in TABLE["libraries"]:
+        row = TABLE["libraries"][text]
+        return Path(REAL, text, row["file"]) if REAL else library(row["texts"])
+    return library(text)
+
+
+def put(path: Path, content: Path | bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    if isinstance(content, Path):
+        shutil.copy(content, path)
+    else:
+        path.write_bytes(content)
+
+
+def install(name: str, site: Path) -> None:
+    """Install a wheel over the wheels that are there, as pip does."""
+    row = TABLE["libraries"][name]
+    if REAL:
+        subprocess.run(["cp", "-rf", "--remove-destination", f"{Path(REAL, name)}/.", site], check=True)
+        return
+    content = library(row["texts"])
+    put(site / row["file"], content)
+    code = urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+    record = site / (row["wheel"].replace("-", "_").replace(" ", "-") + ".dist-info") / "RECORD"
+    put(record, f"{row['file']},sha256={code},{len(content)}\n".encode())
+
+
+@pytest.mark.parametrize("case", [*TABLE["clean"], *TABLE["faulty"]], ids=lambda case: case["name"])
+def test_planted_faults_are_found_and_clean_environments_have_none(
+    case: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "lib" / "python3.11" / "site-packages"
+    site.mkdir(parents=True)
+    for name in case.get("wheels", ()):
+        install(name, site)
+    for path, text in case.get("add", {}).items():
+        put(site / path.removeprefix("site/") if path.startswith("site/") else tmp_path / path, content_of(text))
+    places = {"root": tmp_path, "site": site}
+    for name, value in case.get("env", {}).items():
+        monkeypatch.setenv(name, value.format(**places))
+    names = [name.format(**places) for name in case["load"]]
+    runner = "exec:env"
+    if mount := [path.format(**places) for path in case.get("mount", ())]:
+        if os.geteuid() or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
+            pytest.skip("needs root to mount")
+        runner = f"exec:unshare -m sh -c 'mount --bind {mount[0]} {mount[1]} && exec \"$@\"' sh"
+    words = [sys.executable, "-c", VICTIM]
+    if "replace" in case:
+        with subprocess.Popen([*words, "60", *names], stdout=subprocess.PIPE) as process:
+            assert process.stdout
+            process.stdout.readline()
+            put(Path(names[0]), content_of(case["replace"]))
+            result = look(runner, (), (process.pid,))
+            process.kill()
+    else:
+        result = look(runner, [*words, "0", *names], ())
+    found = {fault.kind for process in result.processes for fault in process.faults if not fault.note}
+    assert found == {*case.get("faults", ())}, result.model_dump_json(indent=1)
+    assert bool(result.processes) == bool(names)
+
+
+def test_the_status_of_the_command_is_kept_and_its_output_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    result = look("exec:env", ["sh", "-c", "echo hello; exit 3"], ())
+    assert (result.status, result.processes) == (3, ())
+    assert "hello" in capfd.readouterr().err
+
+
+def test_children_of_a_launcher_are_looked_into(tmp_path: Path) -> None:
+    put(tmp_path / "libnccl.so.2", library("NCCL version 2.28.9+cuda13.0"))
+    put(tmp_path / "old" / "libnccl.so.2", library("NCCL version 2.27.3+cuda12.9"))
+    ranks = [f"{sys.executable} -c '{VICTIM}' 0 {tmp_path}/{name}libnccl.so.2" for name in ("", "old/")]
+    result = look("exec:env", ["sh", "-c", " & ".join(ranks) + "; wait"], ())
+    assert {lib.version for process in result.processes for lib in process.libraries} == {"2.28.9", "2.27.3"}
+
+
+def test_only_the_last_program_of_a_process_counts() -> None:
+    one = ["file=liba.so [0];  needed by sh [0]", "find library=liba.so [0]; searching", " search cache=/etc/ld.so.cache",
+           "  trying file=/lib/liba.so", "file=liba.so [0];  generating link map", "transferring control: sh"]  # fmt: skip
+    two = [line.replace("liba", "libb").replace("sh [", "python [").replace(": sh", ": python") for line in one]
+    assert read_trace(one + two, {}).paths == {"/lib/libb.so": "the loader's cache"}
+    assert read_trace(one, {}).program == "sh"
+
+
+def test_a_wrong_runner_and_incomplete_output_are_errors() -> None:
+    with pytest.raises(ConfigError, match="unknown runner"):
+        look("docker", ["true"], ())
+    with pytest.raises(CommandError, match="no complete result"):
+        read_loaded(["imagebuild-loaded:status\t0"])
+
+
+@pytest.mark.skipif(not REAL, reason="measures the real wheels")
+def test_it_takes_at_most_two_seconds_more_than_the_command() -> None:
+    name = str(Path(str(REAL), "nccl12", TABLE["libraries"]["nccl12"]["file"]))
+    words = [sys.executable, "-c", VICTIM, "0", name]
+    before = os.times()
+    look("exec:env", words, ())
+    after = os.times()
+    # The time of the processors, as other tests may run at the same time.
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 2
