@@ -358,6 +358,8 @@ def explain_failure(run: BuildRun, stream: EventStream, status: int) -> str:
         return "\n\n".join(_explain_step(run, v) for v in failed[:3])
     silent = "buildx printed no message, so buildx was probably killed; check the free memory"
     lines = stream.failure_messages()[-ERROR_LINES:] or [silent]
+    if any(re.match("ERROR: no builder .* found", line) for line in lines):
+        return f"--builder {run.request.builder}: there is no such builder; `docker buildx ls` lists the builders"
     ended = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
     return f"docker buildx bake {ended}:\n" + "\n".join(lines)
 

@@ -134,6 +134,7 @@ def start() -> None:
         err.print(f"Starting a private engine: {str(error).partition(';')[0]}")
         paths = start_engine()
         out.print(f"The private engine answers at {paths.host}; its data is in {paths.data}.")
+        out.print(f"imagebuild finds it without a setting. For other programs: export DOCKER_HOST={paths.host}")
 
 
 @options.command(engine, "down")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,6 +104,10 @@ def _in_registry(image: str) -> tuple[ImageReference, Registry]:
     from imagebuild.oci.reference import parse_reference
     from imagebuild.oci.registry import connect_registry
 
+    if not image:
+        raise ConfigError("IMAGE: the name is empty; name an image in a registry by tag or digest")
+    if not re.search("[/:@]", image):
+        raise ConfigError(f"{image}: has no registry; write the whole name, such as ghcr.io/acme/{image}:latest")
     reference = parse_reference(image)
     return reference, connect_registry(reference.host)
 

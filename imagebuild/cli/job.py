@@ -27,9 +27,11 @@ def job(
     from imagebuild.jobs.facts import FORMS, default_fabric, find_facts, load_facts
     from imagebuild.jobs.job import resolve_job
     from imagebuild.jobs.manifest import job_text
+    from imagebuild.jobs.size import refuse_unknown_gpus
 
     folders = options.data_folders(profiles, "profiles", project.root)
-    hardware = find_profile(load_profiles(*folders), profile).model
+    described = load_profiles(*folders)
+    hardware = find_profile(described, profile).model
     known = load_facts(*options.data_folders(facts, "jobs", project.root))
     request = JobRequest(
         words=tuple(sys.argv[1:]), scheduler=scheduler, profile=profile,
@@ -40,6 +42,8 @@ def job(
     )  # fmt: skip
     if registry is None:
         registry = find_facts(known.clusters, "cluster", cluster).registry
+    if cluster in known.clusters:
+        refuse_unknown_gpus(known.clusters[cluster], (file.model for file in described.values()))
     if registry is not None and not FORMS["registry"].fits(registry):
         raise ConfigError(f"--registry {registry!r}: must be {FORMS['registry'].words}")
     resolved = resolve_job(request, hardware, known, read_offer(project, request, registry, plan, catalog))

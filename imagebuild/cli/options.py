@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache, cached_property, partial, wraps
 from pathlib import Path
 from types import NoneType
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin, get_
 import click
 import yaml
 
-from imagebuild.core.errors import ConfigError, ImagebuildError
+from imagebuild.core.errors import ConfigError, ImagebuildError, nearest, suggestion
 
 if TYPE_CHECKING:
     from imagebuild.core.fields import Platform
@@ -41,9 +41,35 @@ class FloatRange(click.FloatRange):
     name = "number"
 
 
+class Choice(click.Choice[str]):
+    """One of several words. The message about another word proposes the most similar one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the word. Raises BadParameter for another word."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            near = nearest(str(value), self.choices)
+            self.fail(error.message.removesuffix(".") + (f"; did you mean {near!r}?" if near else ""), param, ctx)
+
+
+class Day(click.DateTime):
+    """A day that is not in the future."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """Return the beginning of the day. Raises BadParameter for another text, and for a day before 1980."""
+        try:
+            day: datetime = super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r} is not a date; write a date such as 2026-11-27", param, ctx)
+        if not datetime(1980, 1, 1) <= day <= datetime.now() + timedelta(days=1):
+            self.fail(f"{value!r} must be a day from 1980-01-01 to today", param, ctx)
+        return day
+
+
 TYPES: Mapping[type, Callable[..., click.ParamType[Any]]] = {
     int: IntRange, float: FloatRange, Path: partial(click.Path, path_type=Path),
-    datetime: partial(click.DateTime, ["%Y-%m-%d"]),
+    datetime: partial(Day, ["%Y-%m-%d"]),
 }  # fmt: skip
 """Maps the type of a parameter to the type that reads and checks its option."""
 
@@ -130,9 +156,9 @@ def _parameter(name: str, hint: Any, row: Mapping[str, Any]) -> click.Parameter:
     several = get_origin(hint) in (tuple, Sequence)
     kind = get_args(hint)[0] if several else hint
     if get_origin(kind) is Literal:
-        kind = click.Choice(get_args(kind))
+        kind = Choice(get_args(kind))
     elif "choices" in row:
-        kind = click.Choice(row["choices"])
+        kind = Choice(row["choices"])
     elif kind in TYPES:
         kind = TYPES[kind](**row.get("type", {}))
     given = {
@@ -216,8 +242,13 @@ class ProjectFiles:
 
     @property
     def is_shipped(self) -> bool:
-        """True if no project is named or in the current folder, so the project that comes with imagebuild is used."""
-        return not (self.root or os.path.lexists(MATRIX))
+        """True if no project is named or in the current folder, so the project that comes with imagebuild is used.
+        Raises ConfigError if the folder has only a file whose name is similar to `matrix.yaml`."""
+        path = (self.root or Path()) / MATRIX
+        names = [] if os.path.lexists(path) else [other.name for other in path.parent.glob("*.*")]
+        if near := nearest(path.name, names, likeness=0.85):
+            raise ConfigError(f"{path.with_name(near)}: only {MATRIX} is read; rename this file to {MATRIX}")
+        return not (self.root or os.path.lexists(path))
 
     @cached_property
     def folder(self) -> Path:
@@ -387,7 +418,8 @@ def parse_platforms(names: Sequence[str]) -> tuple[Platform, ...]:
 
     platforms = tuple(native_platform() if name == "local" else name for name in names)
     for name in set(platforms) - set(get_args(Platform)):
-        raise ConfigError(f"--platform {name}: unknown platform; use {', '.join(get_args(Platform))} or local")
+        known = [*get_args(Platform), "local"]
+        raise ConfigError(f"--platform {name}: unknown platform{suggestion(name, known)}")
     return cast(tuple[Platform, ...], platforms)
 
 
@@ -411,7 +443,7 @@ def print_or_write(text: str, output: str | None) -> None:
     from imagebuild.core.files import write_text
 
     if output == "":
-        raise ConfigError("the name of the output file is empty; name a file, or remove the option")
+        raise ConfigError("FILE: the name of the output file is empty; name a file, or remove the option")
     if output is None or output == STDOUT:
         if sys.stdout.isatty():
             from imagebuild.core.console import visible

@@ -22,7 +22,7 @@ def init(folder: Path, repository: str, image: str, workflow: str | None) -> Non
 
     check_repository("--repository", repository)
     if not re.fullmatch("[a-z0-9][a-z0-9-]*", image):
-        raise ConfigError(f"--name {image}: use lower-case letters, digits and hyphens")
+        raise ConfigError(f"--name {image}: must consist of lower-case letters, digits and hyphens")
     if workflow and not re.fullmatch(r"[\w.-]+/[\w.-]+@[\w./-]+", workflow):
         raise ConfigError(f"--workflow {workflow}: write it as OWNER/NAME@REVISION, such as acme/imagebuild@v0.1.0")
     templates = files("imagebuild.project") / "templates"

@@ -11,8 +11,11 @@ from pathlib import Path
 
 from imagebuild.cli import options
 from imagebuild.core.console import err, out, print_table
-from imagebuild.core.errors import NothingSelected, ResultError, plural
+from imagebuild.core.errors import ConfigError, NothingSelected, ResultError, nearest, plural
 from imagebuild.core.run import run_in_foreground
+
+PLACEHOLDERS = ("target", "platform", "arch", "folder", "image", "index")
+"""Names in braces that `each` replaces in the command. Other braces remain unchanged."""
 
 
 @options.command()
@@ -44,6 +47,9 @@ def each(
     project: options.ProjectFiles, folder: Path, command: tuple[str, ...], platforms: tuple[str, ...],
     published: str | None,
 ) -> None:  # fmt: skip
+    for name in (name for word in command for name in re.findall(r"(?<!\$){([a-z]+)}", word)):
+        if name not in PLACEHOLDERS and (near := nearest(name, PLACEHOLDERS, likeness=0.7)):
+            raise ConfigError(f"{{{name}}}: unknown placeholder; did you mean {{{near}}}?")
     images = _pushed_images(folder) if published is None else _published_images(project, published, folder)
     wanted = options.parse_platforms(platforms)
     chosen = [image for image in images if not wanted or image["platform"] in wanted]
@@ -100,7 +106,7 @@ def _values(
 
 def _run_for_each(images: Sequence[dict[str, str]], command: Sequence[str]) -> int:
     """Run a command for each image, also after a failure, and return the highest exit status."""
-    known = re.compile(rf"{{({'|'.join(images[0])})}}")  # other braces remain unchanged
+    known = re.compile(rf"{{({'|'.join(PLACEHOLDERS)})}}")
     failed: dict[str, int] = {}
     for image in images:
         title = f"{image['target']} {image['platform']}"

@@ -67,12 +67,21 @@ class Mistakes:
             raise ConfigError("\n".join(dict.fromkeys(self.texts)))
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most similar to `name`. None if no name is similar."""
+OTHER_NAMES = {"x86_64": "amd64", "x86-64": "amd64", "x64": "amd64", "aarch64": "arm64", "arm64/v8": "arm64"}
+"""Maps other names of CPU architectures to the names in platforms."""
+
+
+def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    """Return the known name that means the same as `name` or is most similar. None if no name is similar.
+    `likeness` is the lowest similarity, from 0 to 1."""
     from difflib import get_close_matches  # noqa: PLC0415 - only for mistakes
 
-    near = get_close_matches(name, list(known), n=1) or [other for other in known if other.startswith(f"{name}.")]
-    return next(iter(near), None)
+    names = list(known)
+    name = next((name.replace(other, ours) for other, ours in OTHER_NAMES.items() if other in name), name)
+    # Names of different platforms are similar.
+    cutoff = max(likeness, 0.85) if name.startswith("linux/") else likeness
+    near = get_close_matches(name, names, n=1, cutoff=cutoff)
+    return next(iter(near or (other for other in names if other.startswith(f"{name}."))), None)
 
 
 def plural(count: int, noun: str) -> str:

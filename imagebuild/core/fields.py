@@ -79,6 +79,21 @@ EnvironmentValue = Annotated[str, Form(r'[^\x00-\x1f\x7f"\\`]*', "one line witho
 Variable = Annotated[
     str, Form("[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable: letters, digits and underscores")
 ]
+FOLDER_LISTS = ("CPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PATH", "PKG_CONFIG_PATH")
+"""Environment variables that are lists of folders, separated by colons."""
+
+
+def absolute_folders(values: dict[str, str]) -> dict[str, str]:
+    """Return environment variables unchanged. Raises ValueError if a list of folders contains a relative path."""
+    for name in FOLDER_LISTS:
+        for part in values.get(name, "").split(":"):
+            if part and not part.startswith(("/", "{", "$")):
+                raise ValueError(f"{name}: {part!r} is not an absolute path; begin it with /")
+    return values
+
+
+Environment = Annotated[dict[Variable, EnvironmentValue], AfterValidator(absolute_folders)]
+"""Environment variables of an image."""
 Folder = Annotated[str, Form(r"/[^\s\x00]*", "an absolute path without spaces")]
 Url = Annotated[str, Form(r"(https?|\{[a-z-]+\})://\S+", "a URL that begins with https://")]
 GitUrl = Annotated[

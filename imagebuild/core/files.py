@@ -41,6 +41,8 @@ def write_bytes(path: Path, content: bytes) -> None:
     try:
         with suppress(FileNotFoundError):
             path.stat()  # raises OSError for a circular symlink
+        if path.is_dir():
+            raise ConfigError(f"{path}: cannot be written: is a folder; name a file in it")
         target = path
         while not (descriptor := _DESCRIPTOR.fullmatch(str(target))) and target.is_symlink():
             target = target.parent / target.readlink()
@@ -114,7 +116,7 @@ def read_text(path: Path, limit: int = LARGEST_FILE) -> str:
     """Return the text of a file, with Unix line ends. Raises ConfigError as `read_bytes` does."""
     content = read_bytes(path, limit)
     try:
-        return content.decode().replace("\r\n", "\n").replace("\r", "\n")
+        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}:{line}: cannot be read: the text is not UTF-8; save the file as UTF-8") from None

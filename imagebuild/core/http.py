@@ -325,7 +325,7 @@ def innermost_reason(error: Exception) -> str:
     inner = innermost(error)
     if isinstance(inner, IncompleteRead):
         return f"the transfer ended after {inner.partial} of {int(inner.partial or 0) + int(inner.expected or 0)} bytes"
-    text = re.sub(r"^HTTPS?Connection(Pool)?\(.*?\): ", "", str(inner).rpartition(">: ")[2])
+    text = re.sub(r"^(C|HTTPS?Connection(Pool)?)\(.*?\): ", "", str(inner).rpartition(">: ")[2])
     return text or type(inner).__name__
 
 

@@ -33,7 +33,8 @@ def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | N
     try:
         text = read_text(path)
         # A JSON file is also YAML, but a JSON parser is a hundred times faster, and locks are long.
-        data = json.loads(text) if text.startswith("{") else reader.read(text)
+        is_json = text.startswith("{") and path.suffix not in (".yaml", ".yml")
+        data = json.loads(text) if is_json else reader.read(text)
         if not found.texts:
             return YamlFile(path, model.model_validate(data), reader.lines)
     except ConfigError as error:
@@ -46,7 +47,12 @@ def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | N
         mark = getattr(error, "problem_mark", None)
         line = mark.line if mark else text.count("\n", 0, getattr(error, "position", 0))
         problem = getattr(error, "problem", None) or getattr(error, "reason", error)
-        found.add(f"{path}:{line + 1}", f"not YAML: {problem}; correct the line, or quote the text")
+        remedy = "correct the line, or quote the text"
+        if problem == "exceeded maximum nesting depth":
+            problem = f"there are more than {MOST_LEVELS} levels, so lists or mappings are nested too deeply"
+        elif re.match(r" *-? *\t", "".join(text.split("\n")[line : line + 1])):
+            problem, remedy = "a tab in the indentation", "indent the line with spaces"
+        found.add(f"{path}:{line + 1}", f"not YAML: {problem}; {remedy}")
     except ValidationError as error:
         if not reader.lines:  # the JSON parser does not record lines
             reader.read(text)

@@ -109,8 +109,8 @@ def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stac
             return image if reference == offered.id else replace(image, reference=reference)
     if full_reference(reference) != reference:
         near = nearest(reference, [offered.id for offered in offer.images])
-        hub = f"write {full_reference(reference)} if you mean the image on Docker Hub"
-        what = f"did you mean {near!r}?" if near else hub
+        write = f"write the name with its registry, such as ghcr.io/acme/{reference}"
+        what = f"did you mean {near!r}?" if near else f"{write}, or {full_reference(reference)} for Docker Hub"
         raise ConfigError(f"--image {reference}: has no registry, so nodes would ask Docker Hub for it; {what}")
     fits = (name for name, file in stacks.items() if any(fnmatchcase(reference, glob) for glob in file.model.images))
     tag = reference.rpartition("/")[2]
@@ -173,9 +173,11 @@ def plugin_remedy(plugin: str, stacks: Mapping[str, YamlFile[Stack]]) -> str:
 
 
 def _stack_of(image: OfferedImage, stacks: Mapping[str, YamlFile[Stack]]) -> str | None:
+    """Return the name of an image's stack. None if the image does not contain nccl-tests."""
     known = {name: file.model for name, file in stacks.items() if file.model.components}
     fits = [name for name, stack in known.items() if set(stack.components) <= set(image.components)]
-    return max(fits, key=lambda name: known[name].prefer, default=None)
+    other = "other" if "nccl-tests" in image.components else None
+    return max(fits, key=lambda name: known[name].prefer, default=other)
 
 
 def _job_image(image: OfferedImage, stack: str, offer: Offer) -> JobImage:

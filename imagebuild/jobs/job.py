@@ -17,6 +17,9 @@ from imagebuild.jobs.request import JobRequest
 from imagebuild.jobs.size import Size, resolve_size
 from imagebuild.jobs.workers import Workers, resolve_workers
 
+GENERIC = "generic"
+"""Name of the cluster without --cluster: its settings are assumptions."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -44,7 +47,7 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
     comparable = _is_comparable(profile, size)
     least = _least_bandwidths(profile, size, comparable=comparable)
     workers = resolve_workers(request, profile, size, environment.placeholders)
-    messages = (*lint(environment.variables, facts.nccl_variables), *_notes(request, facts, size, image))
+    messages = (*lint(environment.variables, facts.nccl_variables), *_notes(request, facts, size, image, environment))
     return Job(request, profile, size, image, environment, comparable, least, workers, messages)
 
 
@@ -79,14 +82,23 @@ def _least_bandwidths(profile: Profile, size: Size, *, comparable: bool) -> Mapp
     return least
 
 
-def _notes(request: JobRequest, facts: JobFacts, size: Size, image: JobImage) -> list[str]:
+def _notes(request: JobRequest, facts: JobFacts, size: Size, image: JobImage, environment: Environment) -> list[str]:
     notes = []
+    if request.cluster == GENERIC:
+        chosen = {"NCCL_SOCKET_IFNAME": "interface", "NCCL_IB_HCA": "hca"}
+        used = {v.name: v.value for v in environment.variables if v.layer != "--param"}
+        own = [name for name, option in chosen.items() if name in used and option not in size.parameters]
+        if own:
+            values = " and ".join(f"{name}={used[name]}" for name in own)
+            options = " and ".join(f"--param {chosen[name]}=VALUE" for name in own)
+            remedy = f"check the nodes, and set {options}, or describe the cluster in jobs/clusters/NAME.yaml"
+            notes.append(f"note: without --cluster, the job assumes {values}; {remedy}")
     if image.driver and not (request.image or size.parameters.get("driver") or size.cluster.driver):
         advice = "if the nodes have an older driver, set --param driver=VERSION"
         notes.append(f"note: {image.reference} needs driver {image.driver} or later; {advice}")
     if image.is_planned:
-        unknown = "comes from a plan, so the image may not have been built and pushed"
-        choice = "to choose among published images, use --catalog with a file from `imagebuild catalog`"
+        unknown = "comes from a plan, so nobody is known to have built, pushed and verified the image"
+        choice = "to choose among verified images, use --catalog with a file from `imagebuild catalog`"
         notes.append(f"note: {image.reference} {unknown}; {choice}")
     if image.nccl is None:
         assumed = facts.nccl_variables.release

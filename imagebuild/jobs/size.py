@@ -10,6 +10,7 @@ from typing import get_args
 
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
+from imagebuild.core.fields import YamlFile
 from imagebuild.jobs.facts import (
     COLLECTIVES,
     DATA,
@@ -200,6 +201,14 @@ def _short_name(profile: Profile) -> str:
     if match := re.search(r"[A-Z]{1,3}[0-9]{2,4}", names):
         return match[0].lower()
     raise ConfigError(f"profile {profile.name}: gpu.names: {names} contains no model such as H100; add the model")
+
+
+def refuse_unknown_gpus(cluster: YamlFile[Cluster], profiles: Iterable[Profile]) -> None:
+    """Raise ConfigError if the file of a cluster has settings for a GPU that no profile describes."""
+    known = {_short_name(profile) for profile in profiles if profile.gpu.compute_capability}
+    for gpu in sorted(cluster.model.nodes.keys() - known):
+        problem = f"nodes.{gpu}: no profile describes this GPU{suggestion(gpu, known)}"
+        raise ConfigError(f"{cluster.at('nodes', gpu)}: {problem}")
 
 
 def _nodes_and_racks(request: JobRequest, profile: Profile, rack_nodes: int) -> tuple[int, int]:

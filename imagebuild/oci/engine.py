@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
@@ -17,6 +18,7 @@ from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.leftovers import is_gone, owner
 from imagebuild.core.run import RunProgram, run_program, version_numbers
 from imagebuild.oci.layout import platform_of
+from imagebuild.oci.reference import NO_REFERENCE
 
 if TYPE_CHECKING:
     from docker import APIClient, DockerClient
@@ -194,6 +196,8 @@ def inspect_image(client: DockerClient, image: str) -> ImageInfo:
     except ImageNotFound:
         raise ConfigError(f"{image}: not in the engine's image store; build it, or use `verify --pull`") from None
     except APIError as error:
+        if error.status_code == HTTPStatus.BAD_REQUEST:  # the engine cannot parse the name
+            raise ConfigError(f"{image}: {NO_REFERENCE}") from None
         raise CommandError(f"{image}: {error.explanation or error}") from None
     digests = stored.attrs.get("RepoDigests") or []
     repository, _ = parse_repository_tag(image)

@@ -14,6 +14,9 @@ _REFERENCE = re.compile(
     rf"(?:@(?P<digest>{DIGEST}))?"
 )
 
+NO_REFERENCE = "not the name of an image; write registry/repository:tag or registry/repository@sha256:DIGEST"
+"""The message about a text that is not a reference."""
+
 
 @dataclass(frozen=True)
 class ImageReference:
@@ -47,8 +50,7 @@ def parse_reference(text: str) -> ImageReference:
     `debian:13` stands for `docker.io/library/debian:13`. Raises ConfigError if the text is not a reference."""
     match = _REFERENCE.fullmatch(full_reference(text))
     if not match:
-        remedy = "write registry/repository:tag or registry/repository@digest"
-        raise ConfigError(f"{text}: not the name of an image; {remedy}")
+        raise ConfigError(f"{text}: {NO_REFERENCE}")
     return ImageReference(**match.groupdict())
 
 

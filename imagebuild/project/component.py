@@ -79,6 +79,8 @@ class Check(fields.Model):
             raise ValueError(f"expect: {problem}; write \\ before a character to match literally") from None
         if self.ranks > 1 and "slurm" not in self.needs:
             raise ValueError("ranks: more than one rank needs srun; write needs: [slurm]")
+        if self.run is not None and self.script is not None:
+            raise ValueError("script: the check also has `run`, so the script would not run; remove one of the two")
         return self
 
 
@@ -99,7 +101,7 @@ class ConditionalRow(fields.Model):
 class EnvironmentRow(ConditionalRow):
     """Environment variables that apply if a condition on axes or version holds."""
 
-    values: dict[fields.Variable, fields.EnvironmentValue]
+    values: fields.Environment
 
 
 class Repository(fields.Model):

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-from imagebuild.core.errors import Mistakes, suggestion
+from imagebuild.core.errors import Mistakes, nearest, suggestion
 from imagebuild.core.fields import OPERATORS, Arch, Condition, Loc, YamlFile, major
 from imagebuild.project.component import Variant
 from imagebuild.project.matrix import FIELD
@@ -55,6 +55,12 @@ def check_names(project: Project, images: Collection[str], mistakes: Mistakes, *
                 mistakes.add(where, f"images.{name}.components: {component} is only a tool for build stages; remove it")
             elif component in project.components and (axis := project.components[component].model.version_axis):
                 axes.setdefault(axis, f"VERSION of {component}")
+        usual = {*axes, "cuda", "gpu"}
+        for axis in image.axes.keys() - usual:
+            if near := nearest(axis, usual, likeness=0.7):
+                problem = f"unknown axis {axis!r}; did you mean {near!r}?"
+                mistakes.add(at("images", name, "axes", axis), f"images.{name}.axes: {problem}")
+                axes.pop(near, None)
         for axis in axes.keys() - image.axes:
             problem = f"the axis {axis!r} is missing; add `{axis}: [{axes[axis]}]`"
             mistakes.add(at("images", name, "axes"), f"images.{name}.axes: {problem}")
@@ -141,6 +147,7 @@ def _references_of_conditions(project: Project) -> Iterator[Reference]:
     axes |= values
     # `()` accepts every value, because a condition may name any version.
     others: dict[str, Collection[str]] = {"image": [*matrix.images], "arch": get_args(Arch), "version": ()}
+    users = {name: document.model.pin or name for name, document in components.items()}
     for role in {wanted for document in components.values() for wanted in document.model.build_requires}:
         others[role] = {*values.get(role, ()), *components}
     documents: list[YamlFile[Any]] = [project.matrix, *components.values()]
@@ -155,6 +162,8 @@ def _references_of_conditions(project: Project) -> Iterator[Reference]:
                 continue
             kind = [part for part in place[:-1] if isinstance(part, str)][-1]
             more = others if kind == "facts" else {name: others[name] for name in MORE_NAMES.get(kind, ())}
+            if place[0] == "versions":
+                more = {"component": [name for name, pin in users.items() if pin == place[1]]}
             names = {**axes, **more}
             for axis, alternatives in condition.items():
                 yield document, (*place, axis), "unknown axis", axis, names

@@ -1,5 +1,6 @@
 """Read a project: its matrix, components and lock, and those of the project that it extends."""
 
+import errno
 import hashlib
 import json
 import os
@@ -7,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from imagebuild.core.errors import ConfigError, Mistakes
+from imagebuild.core.errors import CommandError, ConfigError, Mistakes
 from imagebuild.core.fields import YamlFile
 from imagebuild.core.files import cache_folder, read_inside, shipped_folder
 from imagebuild.core.leftovers import temporary_folder
@@ -52,7 +53,8 @@ def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
     if document:
         images = complete_images(document, base.matrix.model.images if base else {}, mistakes)
         document = replace(document, model=document.model.model_copy(update={"images": images}))
-    locked = load_yaml(lock, Lock, mistakes) if lock.exists() else None
+    # A circular link does not exist, but is a mistake. A dangling link is a lock that was not written yet.
+    locked = load_yaml(lock, Lock, mistakes) if lock.exists() or is_circular(lock) else None
     mistakes.stop_if_any()
     assert document
     own_lock = locked.model if locked else Lock()
@@ -80,6 +82,15 @@ def with_lock_in(project: Project, folder: Path) -> Project:
     return project.with_own_lock(own, folder / LOCK)
 
 
+def is_circular(path: Path) -> bool:
+    """Return whether a path is a link that leads to itself."""
+    try:
+        path.stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
+
+
 def load_components(folder: Path, mistakes: Mistakes) -> dict[str, YamlFile[Component]]:
     """Read the components of a folder.
     Add a mistake for each folder without a `component.yaml`, and for each file that imagebuild does not read."""
@@ -103,7 +114,16 @@ def extended_project(document: YamlFile[Matrix], extending: tuple[Path, ...]) ->
     if not extends:
         return None
     if isinstance(extends, GitProject):
-        folder = fetched_project(extends) / extends.folder
+        try:
+            commit = fetched_project(extends)
+        except CommandError as error:
+            reason = str(error).splitlines()[-1].rpartition("fatal: ")[2]
+            problem = f"{extends.git} at commit {extends.commit[:12]} cannot be fetched: {reason}"
+            raise CommandError(f"{document.at('extends')}: extends: {problem}; check `git` and `commit`") from None
+        folder = commit / extends.folder
+        if not folder.resolve().is_relative_to(commit.resolve()):
+            problem = f"{extends.folder} is outside the commit; write a folder of the repository"
+            raise ConfigError(f"{document.at('extends', 'folder')}: extends.folder: {problem}")
     else:
         folder = shipped_folder() if extends == SHIPPED else place / extends
     if place.resolve() in extending:
@@ -136,7 +156,9 @@ def layered(own: Project, base: Project) -> Project:
 def fetched_project(source: GitProject, run: RunProgram = run_program) -> Path:
     """Return the cached folder of a project that is in a git repository.
     If the cache does not contain the commit, git fetches the commit through the mirrors in the user's settings."""
-    folder = cache_folder("projects") / source.commit
+    # The address is part of the name, so that a wrong address is noticed although another project fetched the commit.
+    address = hashlib.sha256(source.git.encode()).hexdigest()[:12]
+    folder = cache_folder("projects") / f"{source.commit}-{address}"
     if not folder.is_dir():
         from imagebuild.core import settings  # noqa: PLC0415 - few projects extend one in git
 

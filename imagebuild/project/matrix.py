@@ -68,6 +68,7 @@ class Pin(fields.Model):
     """A version of a component. If the conditions of several versions hold, the first of these versions applies."""
 
     when: fields.Condition = Field(default_factory=dict)
+    """Condition on axes. The key `component` selects one of the components that share the pin, such as `nccl-git`."""
     version: fields.VersionText
     commit: fields.Commit | None = None
     """Commit of a git source whose version does not have a tag. For a version with a tag, the lock contains the
@@ -202,7 +203,7 @@ class Image(fields.Model):
     """Findings of the image checks that are accepted for this image."""
     packages: ImagePackages = ImagePackages()
     """Packages that do not belong to a component."""
-    env: dict[fields.Variable, fields.EnvironmentValue] = Field(default_factory=dict)
+    env: fields.Environment = Field(default_factory=dict)
     """Environment variables of the image. These values replace the values from components. Lists of folders (`PATH`, …)
     are prepended to the existing list."""
     labels: dict[LabelName, fields.Line] = Field(default_factory=dict)
@@ -231,7 +232,7 @@ class GitProject(fields.Model):
     """A project in a git repository, at a commit."""
 
     git: Annotated[
-        str, fields.Form(r"([a-z+]+://|/|[A-Za-z0-9_.-]+@)\S+", "the address of a git repository, or a path")
+        str, fields.Form(r"([a-z+]+://|/|[A-Za-z0-9_.-]+@)\S+", "the address of a git repository, or an absolute path")
     ]
     """Address of the git repository."""
     commit: fields.Commit

@@ -349,7 +349,9 @@ def make_target(
             return ""
         tag = FIELD.sub(lambda match: values[match[1]], template)
         if not TAGGED.fullmatch(tag.replace(REVISION, "0" * REVISION_DIGITS)):
-            mistakes.add_once(where, f"{tag!r} is not an image with a tag; write name:tag")
+            is_long = re.fullmatch(r"[\w./:-]+:[\w.-]{129,}", tag.replace(REVISION, "0" * REVISION_DIGITS))
+            problem = "has a tag of more than 128 characters; shorten it" if is_long else "is not an image with a tag"
+            mistakes.add_once(where, f"{tag!r} {problem}" + ("" if is_long else "; write name:tag"))
             return ""
         return tag
 

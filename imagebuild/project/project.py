@@ -175,7 +175,7 @@ class Project:
         """Return the row of `versions` that sets the version of a component. Return None if no condition holds.
         If several conditions hold, the first row is returned. `facts` are the axes of the target."""
         rows = self.matrix.model.versions.get(self.components[component].model.pin or component, ())
-        return next((pin for pin in rows if matches(pin.when, facts)), None)
+        return next((pin for pin in rows if matches(pin.when, {**facts, "component": component})), None)
 
     def version(self, component: str, facts: Mapping[str, str]) -> str | None:
         """Return the version of a component in a target with the axes `facts`. Return None if no version applies."""

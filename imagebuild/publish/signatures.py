@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Lock
 
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError
+from imagebuild.core.files import read_bytes
 from imagebuild.core.http import Downloads
 from imagebuild.core.run import INSTALL_COSIGN, run_program, which
 from imagebuild.core.settings import ca_bundle
@@ -32,6 +33,8 @@ SIGNER_OPTIONS = f"--key FILE, or --certificate-identity with --certificate-oidc
 SERVICES = re.compile("rekor|fulcio|tuf|oauth2|sigstore.dev", re.IGNORECASE)
 """Names of sigstore services. An error of cosign that contains such a name means that the public log cannot be
 reached."""
+LARGEST_KEY = 1 << 20
+"""Maximum size in bytes of a key file."""
 _TRIAL = Lock()
 """Lock that allows only one thread at a time to make the trial signature."""
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -61,8 +64,11 @@ class Cosign:
             # The last line is the error. In the lines before, cosign prints terms of use and the same error.
             last = [line.strip() for line in str(error).splitlines() if line.strip()][-1]
             text = last.removeprefix("Error: ").removeprefix("error during command execution: ")
-            remedy = "; the public log cannot be reached; use --key with --no-tlog, which does not need the log"
-            raise CommandError(f"{text}{remedy if SERVICES.search(text) else ''}") from None
+            if SERVICES.search(text):
+                text += "; the public log cannot be reached; use --key with --no-tlog, which does not need the log"
+            if "decryption failed" in text:
+                text = f"{PASSWORD}: is not the password of the key ({text}); set it to the password of --key"
+            raise CommandError(text) from None
 
     @cached_property
     def is_before_3(self) -> bool:
@@ -131,6 +137,9 @@ class Signer:
         if self.signs and (is_file or (self.key or "").startswith("env://")) and PASSWORD not in self.cosign.environ:
             advice = "set it to the key's password, which may be empty"
             raise ConfigError(f"--key {self.key}: {PASSWORD} is not set; {advice}")
+        if is_file and b"-----BEGIN " not in read_bytes(Path(str(self.key)), LARGEST_KEY):
+            kind = "private key, such as cosign.key" if self.signs else "public key, such as cosign.pub"
+            raise ConfigError(f"--key {self.key}: not a key of cosign (a PEM file); name the {kind}")
         self.cosign("version")
 
     @cached_property

@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.fields import SYSTEM_PATH, YamlFile
+from imagebuild.core.fields import FOLDER_LISTS, SYSTEM_PATH, YamlFile
 from imagebuild.project.lockfile import UNRESOLVED, common_environment
 from imagebuild.project.matrix import Matrix
 from imagebuild.render.recipe import Part, PinnedPackages, Recipe
 
-FOLDER_LISTS = ("CPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PATH", "PKG_CONFIG_PATH")
 """Variables that are lists of folders. Components prepend to them instead of setting them."""
 ACCOUNTS = {"root": 0, "daemon": 1, "www-data": 33, "mpiuser": 1000, "nobody": 65534}
 """Maps accounts that all images have to the ids of the user and of its group. Distributions never change these ids."""

@@ -46,7 +46,12 @@ def make_environment() -> jinja2.Environment:
     for name in WITH_METHODS:
         del environment.globals[name]
     del environment.filters["pprint"]
-    environment.globals["file"] = lambda name: text_of("file", str(name))[0]
+
+    def file(name: object) -> str:
+        return text_of("file", str(name))[0]
+
+    file.__qualname__ = "file"  # for messages
+    environment.globals["file"] = file
     # `quoted` escapes a text for double quotes in a Dockerfile.
     environment.filters["quoted"] = lambda text: re.sub(r'([\\"$])', r"\\\1", text)
     # Make the macros available in every template.

@@ -114,6 +114,11 @@ def check_appended(text: str, where: str) -> None:
         raise ConfigError(f"{where}: FROM would begin another image; remove it, and choose a base with --base-image")
     if problem := first_mistake(f"FROM scratch\n{text}")[1]:
         raise ConfigError(f"{where}: {problem}")
+    for word, rest, _ in (instruction for block in blocks for instruction in block.instructions):
+        line = rest.partition("\n")[0]
+        if word in ("COPY", "ADD") and not ("--from=" in line or "<<" in line or "://" in line or "git@" in line):
+            problem = "there is no build context to copy from; write the content as a heredoc, or use COPY --from="
+            raise ConfigError(f"{where}: {word} {line}: {problem}")
 
 
 def needed_stages(stages: Mapping[str, Stage]) -> dict[str, Stage]:

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from imagebuild.bench.verification import CheckResult
 from imagebuild.core.errors import ResultError, plural
-from imagebuild.core.fields import DIGEST, axis_facts, matches, natural_order
+from imagebuild.core.fields import DIGEST, FOLDER_LISTS, axis_facts, matches, natural_order
 from imagebuild.oci.image import FoundImage
 from imagebuild.oci.layout import OPAQUE, WHITEOUT
 from imagebuild.project.matrix import CheckWaiver
 from imagebuild.project.plan import Plan, axes_of, components_of
 from imagebuild.project.project import Project
-from imagebuild.render.image import FOLDER_LISTS, image_labels
+from imagebuild.render.image import image_labels
 from imagebuild.render.resolve import gpu_capabilities, resolve_recipe
 from imagebuild.verify import layers
 from imagebuild.verify.checks import IMAGE

@@ -14,6 +14,7 @@ from pathlib import Path
 from docker import DockerClient
 
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, nearest
+from imagebuild.core.fields import full_reference
 from imagebuild.core.files import cache_folder, read_text
 from imagebuild.core.settings import load_settings
 from imagebuild.core.yaml import read_written
@@ -198,6 +199,12 @@ class ImageFinder:
             raise ConfigError(
                 f"{name}: the image is not in the engine's store, and --offline forbids the registry; "
                 "name an OCI layout, or leave --offline out"
+            )
+        parse_reference(bare)
+        if not re.search("[/:@]", name):  # such as a misspelled target
+            raise ConfigError(
+                f"{name}: neither a target, a file, nor an image in the engine's store; "
+                f"write {full_reference(name)} for an image of Docker Hub"
             )
         return self.find_in_registry(bare, folder, name)
 

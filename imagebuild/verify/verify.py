@@ -207,9 +207,13 @@ def components_to_check(
         return image.components
     if not request.checks:
         subject.refuse_misspelled(plan, image.name)
+        problem, remedy = "the image has no labels imagebuild.component.*, so its components are unknown", ""
+        if not image.found:
+            problem = "a tag may have moved since the container was started, so its labels are not read"
+            remedy = "name a target or a digest (NAME@sha256:…), or "
         raise ConfigError(
-            f"{image.name}: the image has no labels imagebuild.component.*, so its components are unknown; "
-            "choose checks with --only 'COMPONENT/CHECK' (`imagebuild verify --list` lists them)"
+            f"{image.name}: {problem}; "
+            f"{remedy}choose checks with --only 'COMPONENT/CHECK' (`imagebuild verify --list` lists them)"
         )
     return dict.fromkeys(project.components)
 

@@ -81,7 +81,7 @@ def test_standard_output_is_written_behind_what_is_there(tmp_path: Path, name: s
 
 
 CANNOT = {
-    "": "Is a directory", "file/below": "Not a directory", "loop": "Too many levels of symbolic links",
+    "": "is a folder; name a file in it", "file/below": "Not a directory", "loop": "Too many levels of symbolic links",
     "/dev/fd/999": "Bad file descriptor", "/dev/full": "No space left on device",
     "/sys/new": "(Permission denied|Operation not|Read-only)",  # where root may not write either
 }  # fmt: skip

@@ -49,17 +49,18 @@ def test_without_image_the_newest_that_fits(planned: Offer, full_plan: Plan, pro
     assert names[newest.image.reference] == "hpcx-cuda13.4.2-ubuntu26.04-runtime"
     assert newest.image.nccl == project.matrix.model.versions["nccl"][-1].version
     assert newest.image.arches == ("amd64", "arm64")
-    planned_note, note = newest.messages[::-1]
+    planned_note, note, assumed = newest.messages[::-1]
     assert planned_note == (
-        f"note: {newest.image.reference} comes from a plan, so the image may not have been built and pushed; "
-        "to choose among published images, use --catalog with a file from `imagebuild catalog`"
+        f"note: {newest.image.reference} comes from a plan, so nobody is known to have built, pushed and verified the "
+        "image; to choose among verified images, use --catalog with a file from `imagebuild catalog`"
     )
+    assert assumed.startswith("note: without --cluster, the job assumes NCCL_SOCKET_IFNAME=eth0 and NCCL_IB_HCA=mlx5;")
     bare = planned_offer(PlanFile.model_validate_json(full_plan.model_dump_json()))
     for image in (None, bare.images[0].id, bare.images[0].aliases[0]):
         with pytest.raises(ConfigError, match="the name contains no registry, so nodes cannot pull the image"):
             job_of(IB, bare, image)
     assert note.endswith("driver 580 or later; if the nodes have an older driver, set --param driver=VERSION")
-    assert job_of(f"{IB} --param driver=580.65", planned).messages == (planned_note,)
+    assert job_of(f"{IB} --param driver=580.65", planned).messages == (assumed, planned_note)
     assert "cuda12.9.1" in job_of(f"{IB} --param driver=570", planned).image.reference
 
 
@@ -112,7 +113,7 @@ def test_images_of_the_plan_are_known_by_id_and_tag(planned: Offer) -> None:
     assert (by_id.image.reference, by_tag.image.reference) == (target.reference, target.aliases[0])
     assert by_tag.image.nccl == by_id.image.nccl
     assert {"OMPI_ALLOW_RUN_AS_ROOT", "PRTE_MCA_plm_ssh_args"} <= {v.name for v in by_id.environment.scopes["launcher"]}
-    (note,) = job_of(IB, planned, "example.com/x:1").messages
+    (note,) = job_of(f"{IB} --param interface=ib0 --param hca=mlx5", planned, "example.com/x:1").messages
     assert note == "note: the NCCL version of the image is not known; the job assumes 2.30.7; set it with --nccl"
     with pytest.raises(ConfigError, match=f"{target.reference}: the image has no plug-in 'ibext'"):
         job_of(f"{IB} --feature sharp", planned, target.id)

@@ -1,7 +1,7 @@
 """A project with the changes of the command line, and the changes that options make."""
 
 from imagebuild.project.plan import make_plan
-from imagebuild.project.project import parse_changes
+from imagebuild.project.project import Project, parse_changes
 from tests.conftest import LIBRARY, Files
 
 
@@ -30,3 +30,9 @@ def test_the_component_that_fulfils_a_requirement(tiny: Files) -> None:
 def test_the_command_that_pins_what_changes_need() -> None:
     changes = parse_changes(["tool=4", "cuda=13.1"], with_=["extra"], repository="r.test/x")
     assert changes.lock_command("tiny") == "imagebuild lock tiny --set tool=4 --set cuda=13.1 --with extra"
+
+
+def test_a_pin_may_name_the_component_that_it_applies_to(project: Project) -> None:
+    facts = {"cuda": "13.0", "gpu": "90", "os": "debian13", "variant": "runtime"}
+    assert project.version("nccl-git", facts) == "2.30.7"
+    assert project.version("nccl-wheel", facts) == project.version("nccl", facts) == "2.32.3"
