@@ -94,6 +94,8 @@ class Expect(Model):
 
     line: Text
     """Extended regular expression (`grep -E`) that matches the line."""
+    only: Text | None = None
+    """Extended regular expression of the only texts that may match `line`. Default: any text."""
     why: Text
     when: Condition = Field(default_factory=dict)
 

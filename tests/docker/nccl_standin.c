@@ -63,6 +63,7 @@ int main(int argc, char **argv) {
     fprintf(out, "{\"version\":1,\"args\":[\"%s\"],\"env\":[\"SECRET=hunter2\"],\"nccl_version\":22803,\"config\":{", argv[0]);
     fprintf(out, "\"nthreads\":1,\"ngpus\":1,\"minimum_bytes\":%.0f,\"maximum_bytes\":%.0f,\"step_factor\":%.0f,", from, to, factor);
     fprintf(out, "\"validation\":%d,\"devices\":[", check);
+    if (ranks > 1) printf("vm:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> %d[0] [send] via NET/Socket/0\n", ranks - 1);
     if (version >= 19) printf("# nccl-tests version 2.19.6 nccl-headers=22803 nccl-library=22803\n");
     if (version >= 17) printf("# Collective test starting: %s\n", program);
     printf("# nThread 1 nGpus 1 minBytes %.0f maxBytes %.0f step: %.0f(factor) warmup iters: 1 iters: 20 agg iters: 1 validation: %d graph: 0\n",

@@ -19,6 +19,10 @@ while ((largest * 2 <= limit && largest * 6 <= (free - 4096) << 20)); do largest
 for name in $(compgen -e); do
   case ${name^^} in *TOKEN* | *SECRET* | *PASSW* | *CREDENTIAL* | *KEY*) unset "$name" ;; esac
 done
+# NCCL's messages say what carried the data. In a file, they do not cut rows of the table.
+messages=$(mktemp -d)
+export NCCL_DEBUG=${NCCL_DEBUG:-INFO} NCCL_DEBUG_SUBSYS=${NCCL_DEBUG_SUBSYS:-INIT,ENV,NET,GRAPH}
+export NCCL_DEBUG_FILE=${NCCL_DEBUG_FILE:-$messages/nccl.%h.%p}
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 mpirun=(mpirun --oversubscribe --bind-to none)
 case $SPREAD in
@@ -42,5 +46,7 @@ command=("${start[@]}" "$program" -b 8 -e "$largest" -f 2 -g "$each" -w 5 -n 20 
 echo "$(env | grep '^NCCL_[A-Z0-9_]*=' | sort | tr '\n' ' ')${command[*]}"
 status=0
 "${command[@]}" || status=$?
+# Only lines that differ between ranks
+{ cat "$messages"/* 2> /dev/null || true; } | awk '{ text = $0; sub(/^.* NCCL [A-Z]+ /, "", text) } !seen[text]++'
 if [ -s "$result" ]; then cat "$result"; fi
 exit "$status"
