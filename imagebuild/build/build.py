@@ -27,7 +27,7 @@ from imagebuild.project.lockfile import check_pinned, digest_of
 from imagebuild.project.project import Project
 from imagebuild.render.image import adaptations
 from imagebuild.render.renderer import Renderer
-from imagebuild.render.stages import Dockerfile
+from imagebuild.render.stages import Dockerfile, needed_stages, stages_of
 
 if TYPE_CHECKING:
     from imagebuild.build.inputs import Provide
@@ -57,7 +57,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
         out.print(line)
     stages = {stage for dockerfile in dockerfiles.values() for stage in dockerfile.stages}
     check_request(request, stages, project.lock.date)
-    progress = buildx.BuildProgress([target.id for target in request.targets], verbose=request.verbose)
+    progress = buildx.BuildProgress(bars_of(request, dockerfiles), verbose=request.verbose)
     with (
         progress, held_folders({request.folder, request.exported or request.folder}, progress.note),
         BuildLog(request.log) as progress.log,
@@ -99,6 +99,20 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
 
             write_caches(run, results, progress)
         return results
+
+
+def bars_of(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) -> Mapping[str, buildx.TargetBar]:
+    """Return the progress bar of each target, by the name of its bake target."""
+    bars = {}
+    for target in request.targets:
+        dockerfile = dockerfiles[target.id]
+        total = 0
+        for platform in bake.platforms_of(target, request.platforms):
+            stages = stages_of(dockerfile.text, platform)
+            wanted = {request.stage, *stages[request.stage].needs} if request.stage in stages else needed_stages(stages)
+            total += sum(len(stages[name].steps) for name in wanted if name)
+        bars[target.bake_name] = buildx.TargetBar(target.id, dockerfile.stages, total)
+    return bars
 
 
 def check_request(request: BuildRequest, stages: Collection[str], locked: date | None) -> None:
@@ -189,14 +203,17 @@ def bootstrapped_bases(run: BuildRun, progress: buildx.BuildProgress) -> dict[st
 def print_builds(request: BuildRequest, results: Sequence[BuildResult], seconds: float) -> None:
     """Print the built images, their components, and the duration of the build."""
     rows, pushed = [], [result for result in results if result.repository]
+    # The size of the compressed layers is not known for images that BuildKit loads into the engine's store.
+    compressed = ["compressed"] if any(result.size_bytes is not None for result in results) else []
     for result, target in zip(results, request.targets, strict=True):
         cached = sum(step.cached for step in result.steps)
         steps = f"{len(result.steps) - cached} run, {cached} cached"
         contains = ", ".join(f"{name} {version}" for name, version in target.components.items())
         name = result.repository or result.tags[0]
-        rows.append((name, console.format_size(result.size_bytes), steps, (result.digest or "")[:19], contains))
+        size = [console.format_size(result.size_bytes) for _ in compressed]
+        rows.append((name, *size, steps, (result.digest or "")[:19], contains))
     if not request.stage:
-        console.print_table(("image", "compressed", "steps", "digest", "contains"), rows)
+        console.print_table(("image", *compressed, "steps", "digest", "contains"), rows)
     for result in pushed:
         out.print(f"pushed {result.repository}@{result.digest}")
     out.print(f"built in {console.format_duration(seconds)}")

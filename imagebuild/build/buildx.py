@@ -11,18 +11,22 @@ import shutil
 import signal
 import tempfile
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Group
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
 from imagebuild.build import bake
 from imagebuild.build.bake import BuildRun
 from imagebuild.build.folder import BuildLog, check_layout
-from imagebuild.core.console import Progress, format_duration, format_size
-from imagebuild.core.errors import CommandError, ConfigError, ResultError, suggestion
+from imagebuild.core.console import SHOWN_ITEMS, Progress, err, format_duration, format_size, styled
+from imagebuild.core.errors import CommandError, ConfigError, ResultError, plural, suggestion
 from imagebuild.core.files import read_text, write_text
 from imagebuild.core.run import execute
 from imagebuild.oci.engine import engine_flaw
@@ -198,11 +202,33 @@ class EventStream:
             yield "completed", vertex, ""
 
 
+@dataclass
+class TargetBar:
+    """The progress of one target."""
+
+    target: str
+    stages: Mapping[str, str]
+    """Maps each stage to its key. Targets share the steps of a stage that has the same key."""
+    total: int
+    """Number of steps that BuildKit runs for the target, for all platforms."""
+    done: set[str] = field(default_factory=set)
+    """Digests of the steps that ended."""
+    running: dict[str, str] = field(default_factory=dict)
+    """Maps the digest of each running step to its title."""
+
+    @property
+    def ended(self) -> int:
+        return min(len(self.done), self.total)
+
+
 class BuildProgress(Progress):
-    def __init__(self, targets: Iterable[str] = (), *, verbose: bool = False) -> None:
+    """Progress of a build: a terminal shows one bar for each target, with the running step."""
+
+    def __init__(self, bars: Mapping[str, TargetBar] | None = None, *, verbose: bool = False) -> None:
+        self._bars = bars or {}
+        """Maps the name of each bake target to its bar."""
         super().__init__(live=not verbose)
         self.log: BuildLog | None = None
-        self._targets = ", ".join(targets)
         self._verbose = verbose
         self._cached: dict[str, bool] = {}
         """Maps the digest of each finished step to whether it was cached."""
@@ -215,9 +241,8 @@ class BuildProgress(Progress):
     def update(self, kind: str, vertex: Vertex, line: str) -> None:
         """Show an event of `EventStream.feed`, and log it. On a terminal, cached steps are not listed."""
         if self.log and kind != "started":
-            ended = (
-                f"{vertex.title}: {vertex.error or ('cached' if vertex.cached else format_duration(vertex.seconds))}"
-            )
+            done = "cached" if vertex.cached else format_duration(vertex.seconds)
+            ended = f"{vertex.title}: {'left to another target' if vertex.cancelled else vertex.error or done}"
             self.log.write(line if kind == "log" else ended, vertex.stage or "build")
         if kind == "log":
             if self._verbose:
@@ -227,17 +252,49 @@ class BuildProgress(Progress):
             return
         if vertex.digest not in self.running:
             self.begin(vertex.digest, vertex.title)
+        bars = self._bars_of(vertex)
+        for bar in bars:
+            bar.running[vertex.digest] = vertex.title
         if kind == "completed":
+            for bar in bars:
+                bar.running.pop(vertex.digest)
             result = format_duration(vertex.seconds)
             if vertex.error:
-                result = "cancelled" if vertex.cancelled else "failed"
+                # A step is cancelled because another target runs the same step, or because the build failed.
+                result = "" if vertex.cancelled else "failed"
             elif vertex.cached:
                 result = "" if self.live else "cached"
-            if vertex.parts:
+            if vertex.parts and not vertex.error:
                 self._cached[vertex.digest] = vertex.cached
                 cached = sum(self._cached.values())
-                self.headline = f"{len(self._cached) - cached} steps run, {cached} cached  {self._targets}"
+                self.headline = f"{len(self._cached) - cached} steps run, {cached} cached"
+                for bar in bars:
+                    bar.done.add(vertex.digest)
+                if bars and result and not self.live:
+                    ended, total = (sum(numbers) for numbers in zip(*((b.ended, b.total) for b in bars), strict=True))
+                    result += f" ({ended} of {total} steps of {bars[0].target if len(bars) == 1 else 'these targets'})"
             self.end(vertex.digest, result if vertex.parts else "", good=not vertex.error)
+
+    def _bars_of(self, vertex: Vertex) -> list[TargetBar]:
+        """Return the bars of the targets that need a step. BuildKit reports a shared step for only one target."""
+        owner = self._bars.get(vertex.parts.get("target", ""))
+        stages = [bar.stages.get(vertex.stage) for bar in self._bars.values()]
+        key = owner.stages.get(vertex.stage) if owner else next(filter(None, stages), None)
+        return [bar for bar, own in zip(self._bars.values(), stages, strict=True) if own and own == key]
+
+    def _draw(self, hidden: Collection[str] = ()) -> Group:
+        table = Table.grid(padding=(0, 1), expand=True)
+        table.add_column(width=12)
+        table.add_column(justify="right", min_width=7)
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+        for bar in [*self._bars.values()][:SHOWN_ITEMS]:
+            table.add_row(ProgressBar(max(bar.total, 1), bar.ended), f"{bar.ended}/{bar.total}", styled(bar.target))
+            for digest in [*bar.running][-1:]:
+                title, activity = bar.running[digest], self.running.get(digest)
+                detail = f" | {activity.detail}" if activity and activity.detail else ""
+                table.add_row("", "", styled((f"{title}{detail}", "dim")))
+        steps = {digest for bar in self._bars.values() for digest in [*bar.running]}
+        return Group(super()._draw({*hidden, *steps}), *([table] if self._bars else []))
 
 
 def replaced_sources(project: Project, stages: Container[str], given: Sequence[str]) -> dict[str, str]:
@@ -344,7 +401,13 @@ def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildP
         for event in stream.feed(line):
             progress.update(*event)
 
-    done = execute(command, env=environ, each_line=update, polite=signal.SIGINT)  # SIGINT: BuildKit cancels the build
+    try:  # with SIGINT, BuildKit cancels the build
+        done = execute(command, env=environ, each_line=update, polite=signal.SIGINT)
+    except (KeyboardInterrupt, SystemExit):
+        kept = sum(bool(v.parts and v.completed and not v.error) for v in stream.vertices.values())
+        remedy = "run the same command again to go on from there"
+        err.print(f"interrupted: the cache keeps the {plural(kept, 'step')} that ended; {remedy}")
+        raise
     if progress.log and stream.messages:
         progress.log.write("\n".join(stream.messages), "buildx")
     assert done.status is not None, "buildx runs without a time limit"

@@ -114,14 +114,14 @@ def _in_registry(image: str) -> tuple[ImageReference, Registry]:
 
 @options.command(attest, "verify")
 def verify_attachments_of(
-    signers: options.TrustOptions, image: str, require: str, scan_days: int, json_file: str | None
+    signers: options.TrustOptions, image: str, require: str | None, scan_days: int, json_file: str | None
 ) -> None:
     """Verify that the attestations of an image are about this image, and that they report no problem.
     Exit status 1 if a required attachment is missing or wrong."""
     from imagebuild.publish.attest import verify_attachments
     from imagebuild.report.document import one_line
 
-    required = [kind.strip() for kind in require.split(",") if kind.strip()]
+    required = None if require is None else [kind.strip() for kind in require.split(",") if kind.strip()]
     result = verify_attachments(*_in_registry(image), required, signers.trusted(), scan_days)
 
     def show() -> None:

@@ -42,6 +42,12 @@ SHOWN_ITEMS = 8
 """Maximum number of running items, such as builds, that `Progress` shows in a terminal."""
 LONGEST_LINE = 1 << 16
 """Width in characters of a table in a file or a pipe: so large that no line is wrapped."""
+DISPENSABLE = (
+    "source", "of ceiling", "attachment", "contains", "time", "formula", "digest", "steps", "algorithm", "platforms",
+    "measured GB/s", "rule", "pushed", "characters", "found by", "origin",
+)  # fmt: skip
+"""Titles of the columns that a narrow terminal does without, the first one first. Then the last columns are left out,
+because each table begins with the columns for which users call the command."""
 LONGEST_WORD = 24
 """Length in characters up to which a table keeps a word on one line. Longer words, such as digests, may be broken."""
 UNSIGNED = (("no signature was checked", "yellow"), ": anyone who can push can have written this; see --key")
@@ -93,28 +99,32 @@ def styled(*parts: Part) -> Text:
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[Part]], *, whole: Collection[str] = ()) -> None:
     """Print a table.
 
-    In a terminal, the first column and the columns in `whole` are never wrapped, because people copy their values.
-    Other cells wrap between words. If the terminal is too narrow, the last columns are left out. In a file or a pipe,
-    no line is wrapped."""
+    In a terminal, the first column and the columns in `whole` are not wrapped, because people copy their values. Other
+    cells wrap between words. If the terminal is too narrow, columns are left out in the order of DISPENSABLE, then the
+    last columns; a column in `whole` is wrapped before it is left out. In a file or a pipe, no line is wrapped."""
     cells = [tuple(map(styled, row)) for row in rows]
     titles = list(columns)
     texts = [[*titles], *([cell.plain for cell in row] for row in cells)]
-    least = [
-        max(cell_len(row[i]) for row in texts)
-        if i == 0 or title in whole
-        else min(max((cell_len(word) for row in texts for word in row[i].split()), default=0), LONGEST_WORD)
-        for i, title in enumerate(titles)
-    ]
-    while out.is_terminal and len(titles) > 1 and sum(least[: len(titles)]) + len(titles) > out.width:
-        titles.pop()
+    widest = [max(cell_len(row[i]) for row in texts) for i in range(len(titles))]
+    words = [max((cell_len(word) for row in texts for word in row[i].split()), default=0) for i in range(len(titles))]
+    least = {0: widest[0]}
+    first_out = {title: place for place, title in enumerate(DISPENSABLE)}
+    for i in sorted(range(1, len(titles)), key=lambda i: first_out.get(titles[i], len(first_out)), reverse=True):
+        folded = min(words[i], LONGEST_WORD)
+        for width in (widest[i] if titles[i] in whole else folded, folded):
+            if i not in least and (not out.is_terminal or sum(least.values()) + len(least) + width < out.width):
+                least[i] = width
+        if i not in least and titles[i] in first_out:
+            break  # do not show a column that matters even less
+    shown = sorted(least)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, title in enumerate(titles):
-        table.add_column(title, overflow="fold", min_width=min(least[i], out.width))
+    for i in shown:
+        table.add_column(titles[i], overflow="fold", min_width=min(least[i], out.width))
     for row in cells:
-        table.add_row(*row[: len(titles)])
+        table.add_row(*(row[i] for i in shown))
     if out.is_terminal:
         out.print(table)
-        if left_out := texts[0][len(titles) :]:
+        if left_out := [title for i, title in enumerate(titles) if i not in shown]:
             note = f"columns left out because the terminal is too narrow: {', '.join(left_out)}"
             out.print(styled((note, "dim")), soft_wrap=True)
     else:
@@ -244,10 +254,11 @@ class Progress:
         heartbeat.next_at = time.monotonic() + NEXT_S
         err.print(f"{time.monotonic() - self._began:7.1f}  {text}")
 
-    def _draw(self) -> Group:
+    def _draw(self, hidden: Collection[str] = ()) -> Group:
+        """Return the headline and the running items, except the items with the keys in `hidden`."""
         now = time.monotonic()
         lines = [_one_line(f"{now - self._began:7.1f}", self.headline, "bold")]
-        for activity in list(self.running.values())[-SHOWN_ITEMS:]:
+        for activity in [item for key, item in list(self.running.items()) if key not in hidden][-SHOWN_ITEMS:]:
             lines.append(_one_line(f"{now - activity.began:7.1f}", activity.text, "cyan"))
             if activity.detail:
                 lines.append(_one_line("", activity.detail, "dim"))

@@ -25,7 +25,9 @@ KINDS = {
 }  # fmt: skip
 """Maps each kind of attestation to the URL of its predicate type (the format of the content)."""
 DEFAULT_KINDS = ("sbom", "provenance", "verification")
-"""The kinds of attestations that `attest verify` requires if `--require` is not used."""
+"""The kinds of attestations that `attest verify` requires without `--require`, if the index states no publication."""
+PUBLISHED_KINDS = ("provenance", "verification")
+"""The kinds of attestations that `publish` attaches to each image."""
 SIGNATURE = "signature"
 """The kind of an attachment that only signs the manifest."""
 SIGNATURE_PREDICATE = "https://sigstore.dev/cosign/sign/v1"

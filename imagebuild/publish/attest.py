@@ -79,27 +79,31 @@ class AttestResult(Model):
 
 
 def verify_attachments(
-    reference: ImageReference, registry: Registry, required: Collection[str], trust: Signer | None = None,
+    reference: ImageReference, registry: Registry, required: Collection[str] | None = None, trust: Signer | None = None,
     scan_days: int = evidence.MAX_SCAN_DAYS,
 ) -> AttestResult:  # fmt: skip
     """Judge every attachment of an image, and return the outcomes. A required kind that is missing is an outcome, too.
 
-    What `publish` required of the image, and states in the index, is also required. `scan_days` is the maximum age of a
-    scan that passes.
-    `trust` is the signer whose signatures are trusted. If `trust` is None, signatures are not checked, so a forged
-    attachment is not detected. A tag is resolved to a digest only once, so all outcomes are about the same image.
+    What `publish` required of the image, and states in the index, is also required. If `required` is None, the other
+    required kinds are those that `publish` always attaches, or DEFAULT_KINDS if the index does not state this.
+    `scan_days` is the maximum age of a scan that passes. `trust` is the signer whose signatures are trusted. If `trust`
+    is None, signatures are not checked, so a forged attachment is not detected. A tag is resolved to a digest only
+    once, so all outcomes are about the same image.
     Raises ConfigError if the image does not exist or `required` is not valid, CommandError if the registry fails, and
     ResultError if `reference` does not name an image."""
     known = (*evidence.PREDICATES, attestation.SIGNATURE)
-    if unknown := [kind for kind in required if kind not in known]:
+    if unknown := [kind for kind in required or () if kind not in known]:
         raise ConfigError(f"--require {unknown[0]}: unknown kind; use one of {', '.join(known)}")
-    if attestation.SIGNATURE in required and not trust:
+    if attestation.SIGNATURE in (required or ()) and not trust:
         raise ConfigError(f"--require signature: the signer is not named; add {SIGNER_OPTIONS}")
     found = image_in_registry(str(reference), reference, registry, Path())
     place, index = registry.at(reference.repository), str(found.digest)
     platforms = {platform: str(found.image(platform).digest) for platform in sorted(found.platforms)}
     top = place.manifest(index)
-    stated = evidence.publication_of(top) or evidence.Publication(names=())
+    published = evidence.publication_of(top)
+    stated = published or evidence.Publication(names=())
+    if required is None:
+        required = attestation.PUBLISHED_KINDS if published else attestation.DEFAULT_KINDS
     asked = {*required, *stated.attachments, *([attestation.SIGNATURE, TAG] if trust else [])}
     findings = []
     for name, digest in {**({} if index in platforms.values() else {INDEX: index}), **platforms}.items():

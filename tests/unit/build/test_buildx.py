@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import re
 from contextlib import nullcontext
@@ -13,12 +14,14 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from rich.console import Console
 
 from imagebuild.build import buildx
 from imagebuild.build.bake import BuildRequest, BuildRun
 from imagebuild.build.buildx import (
     BuildProgress,
     EventStream,
+    TargetBar,
     explain_failure,
     export_images,
     replaced_sources,
@@ -192,6 +195,27 @@ def test_a_log_has_a_line_for_each_step_that_ended(capsys: pytest.CaptureFixture
     shown = [re.sub(r"^ +\d+\.\d  ", "", line) for line in capsys.readouterr().err.splitlines()]
     ended = ["ucx 2/3: RUN make → 1.0 s", "image 1/9: COPY a b → cached", "ucx 3/3: RUN false ✗ failed"]
     assert shown == [*(["ucx | working"] if verbose else []), *ended]
+
+
+def test_targets_share_steps_and_none_looks_cancelled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bars = {name: TargetBar(name, {"ucx": "1", "image": name}, 2) for name in ("a", "b")}
+    events = [
+        vertex("1", "[a ucx 2/2] RUN make"), vertex("2", "[b image 2/2] RUN x", end=T2),
+        vertex("1", "[a ucx 2/2] RUN make", end=T1, error="context canceled: Canceled"),
+    ]  # fmt: skip
+    stream, progress = EventStream(), BuildProgress(bars)
+    for event in (found for line in map(json.dumps, events) for found in stream.feed(line)):
+        progress.update(*event)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("b image 2/2: RUN x → 2.0 s (1 of 2 steps of b)")
+    for event in stream.feed(json.dumps(vertex("1", "[a ucx 2/2] RUN make", end=T2))):
+        progress.update(*event)
+    assert [(bar.ended, bar.running) for bar in bars.values()] == [(1, {}), (2, {})]
+    file = io.StringIO()
+    Console(file=file, width=40, color_system=None).print(progress._draw())
+    assert [line.split()[1:] for line in file.getvalue().splitlines()[1:]] == [["1/2", "a"], ["2/2", "b"]]
 
 
 @pytest.fixture

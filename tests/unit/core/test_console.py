@@ -42,6 +42,21 @@ def test_what_people_copy_stays_whole_in_a_narrow_terminal(
     assert (row[2] in file.getvalue()) == (width == 100)
 
 
+@pytest.mark.parametrize(
+    ("width", "left_out"),
+    [(30, "algorithm, formula, measured GB/s, source"), (40, "algorithm, formula, source"), (200, "")],
+)
+def test_a_narrow_terminal_keeps_what_the_reader_came_for(
+    monkeypatch: pytest.MonkeyPatch, width: int, left_out: str
+) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(console, "out", Console(file=file, force_terminal=True, width=width, color_system=None))
+    columns = ("test", "algorithm", "ceiling GB/s", "formula", "measured GB/s", "source")
+    console.print_table(columns, [("reduce_scatter", "ring", "343.0", "a formula", "320.1", "a source of a speed")])
+    assert "343.0" in file.getvalue()
+    assert file.getvalue().partition("too narrow: ")[2].strip() == left_out
+
+
 def test_what_takes_long_shows_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.StringIO()
     monkeypatch.setattr(console, "err", Console(file=file, width=200))

@@ -24,7 +24,8 @@ from imagebuild.oci.attestation import (
 )
 from imagebuild.oci.layout import Attachment, Descriptor
 from imagebuild.oci.registry import Repository
-from imagebuild.publish.attest import AttestResult, add_attachment
+from imagebuild.publish import evidence
+from imagebuild.publish.attest import AttestResult, add_attachment, verify_attachments
 from imagebuild.publish.evidence import PUBLICATION
 from imagebuild.publish.signatures import Signer
 from tests.attached import RECENT, provenance, scan, spdx, verification
@@ -91,6 +92,18 @@ def test_all_is_well(published: Published) -> None:
     assert {finding.subject for finding in published.verify().findings} == {AMD64}
     missing = [(f.subject, f.kind, f.outcome) for f in published.wrong("sbom", "scan")]
     assert missing == [(AMD64, "scan", "missing")]
+
+
+def test_by_default_what_publish_attaches_is_required(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> set[str]:
+        result = verify_attachments(published.reference, published.registry)
+        return {finding.kind for finding in result.findings if finding.outcome == "missing"}
+
+    assert missing() == {"sbom", "provenance", "verification"}
+    monkeypatch.setattr(evidence, "publication_of", lambda _: evidence.Publication(names=()))
+    assert missing() == {"provenance", "verification"}
+    monkeypatch.setattr(evidence, "publication_of", lambda _: evidence.Publication(names=(), attachments=("sbom",)))
+    assert missing() == {"sbom", "provenance", "verification"}
 
 
 def test_damage_is_wrong_though_nobody_asked_for_it(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
