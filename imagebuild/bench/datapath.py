@@ -15,7 +15,7 @@ from imagebuild.core.errors import plural
 _DATA = DataFile(__file__)
 _MESSAGES = [(row["mark"], _DATA.pattern(row["match"])) for row in _DATA["messages"]]
 _MARKS: Sequence[str] = _DATA["marks"]
-_HOST = re.compile(r"([A-Za-z\d][\w.-]*):\d+:\d+ \[-?\d+\]")
+_HOST = re.compile(r"([A-Za-z\d][\w.-]*):\d+:\d+ \[(-?\d+)\]")
 _RUN_ENDS = "Avg bus bandwidth"
 _LONGEST = 4000
 
@@ -27,6 +27,8 @@ class Message(NamedTuple):
     """Number of the line."""
     host: str
     """The host in the prefix of the message; empty if there is none."""
+    device: str
+    """The number of the GPU in the prefix."""
     text: str
     """The message as a report quotes it; empty if an earlier one says the same of other ranks."""
     form: int
@@ -56,12 +58,12 @@ class MessageReader:
         for form, (mark, pattern) in enumerate(_MESSAGES):
             if mark in row and (match := pattern.search(row)):
                 found = _HOST.search(row[: match.start()])
-                host, values = found[1] if found else "", match.groups()
-                if (key := hash((form, host, values))) not in self._known:
+                (host, device), values = found.groups() if found else ("", ""), match.groups()
+                if (key := hash((form, host, device, values))) not in self._known:
                     words = (form, *(value for value in values if value and not value.isdigit()))
                     text = "" if words in self._known else match[0].strip()[:160]
                     self._known |= {key, words}
-                    self.messages.append(Message(number, host, text, form, values))
+                    self.messages.append(Message(number, host, device, text, form, values))
 
 
 def data_path(messages: Iterable[Message], hosts: Sequence[str] = ()) -> DataPath | None:
@@ -81,6 +83,9 @@ class _Seen:
         self.values: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.quotes: dict[str, str] = {}
         self.hosts: dict[int, str] = {}
+        self.places: set[tuple[str, str]] = set()
+        """The hosts and devices that printed messages."""
+        self.ports: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self.links: dict[tuple[str, str, str, str], Mapping[str, str]] = {}
         self.plugin: tuple[str | None, str | None] = None, None
         self.variables: dict[str, str] = {}
@@ -96,6 +101,10 @@ class _Seen:
             if message.text:
                 self.quotes.setdefault(name, quote)
                 self.quotes.setdefault(f"{name}={value}", quote)
+        if message.host:
+            self.places.add((message.host, message.device))
+        if "ports" in facts:
+            self.ports[message.host][facts["ports"]] = None
         if "rank" in facts and message.host:
             self.hosts[int(facts["rank"])] = message.host
         if "from" in facts:
@@ -123,7 +132,8 @@ class _Seen:
         nodes, local = self._nodes(hosts), self.most("local") or len(self.values["device"]) or None
         carriers, inner, staged = self._carriers(nodes, local)
         network, is_rdma = self._network()
-        listed = tuple(dict.fromkeys(name for ports in self.values["ports"] for name in self._ports(ports, network)))
+        lists = [[name for text in texts for name in self._ports(text, network)] for texts in self.ports.values()]
+        listed = tuple(dict.fromkeys(sorted(lists, key=len)[-1] if lists else ()))
         used = {facts["nic"] for facts in self.links.values() if "nic" in facts}
         connections = carriers["NET"]
         multicast = self.values["multicast"]
@@ -155,8 +165,9 @@ class _Seen:
         """Return the number of nodes, or None if it is unknown."""
         if (nodes := self.most("nodes")) is not None:
             return nodes
-        known = {*hosts} or {*self.hosts.values()}
-        is_whole = hosts or len(self.hosts) == self.most("ranks")
+        known = {*hosts} or {host for host, _ in self.places}
+        ranks = self.most("ranks") or max((len(text.split()) for text in self.values["order"]), default=None)
+        is_whole = hosts or (ranks and len(self.places) >= ranks)
         return len(known) if known and (is_whole or len(known) > 1) else None
 
     def _carriers(self, nodes: int | None, local: int | None) -> tuple[Counter[str], int, int]:
@@ -243,7 +254,7 @@ def describe(path: DataPath) -> str:
         rate = f"{path.gbit}G " if path.gbit else ""
         ports = f"{count}\u00d7{rate}" if count and path.rdma else rate
         over = f" over {', '.join(path.ports)}" if path.ports and not path.rdma else ""
-        plugin = f" by {path.plugin} {path.plugin_version or ''}".rstrip() if path.plugin else ""
+        plugin = f" by {path.plugin} {path.plugin_version or ''}".rstrip() if path.plugin and path.rdma else ""
         parts.append(f"{ports}{path.network}{over}{plugin}")
         if path.rdma and path.gpudirect is not None:
             why = f" ({path.gpudirect_reason})" if path.gpudirect_reason else ""

@@ -77,7 +77,7 @@ def _facts_of(path: DataPath, profile: Profile | None, devices: Sequence[str]) -
         "sharp-missing": path.variables.get("NCCL_COLLNET_ENABLE") == "1" and not path.collnet and path.nodes != 1,
         "nvls-expected": path.nodes == 1 and (path.ranks or 0) > 2
         and (link.nvls if link else can_reduce),
-        "profile-ports": network.count if network else None,
+        "profile": profile.name if profile else "NAME", "profile-ports": network.count if network else None,
         "profile-rdma": bool(network and network.kind in _RDMA),
         "profile-rack": bool(profile and profile.hosts_per_domain > 1),
         "profile-nvlink": link is not None and "NVLink" in link.kind and (local or path.ranks or 0) <= link.gpus,
