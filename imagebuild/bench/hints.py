@@ -88,9 +88,9 @@ def _facts_of(path: DataPath, profile: Profile | None, devices: Sequence[str]) -
 
 def _ratios(facts: Mapping[str, Any], measured: float, ceiling: float | None, is_host_copy: bool) -> dict[str, Any]:
     """Return facts about a bandwidth in GB/s: its share for each NIC, and for the host link."""
-    used, nodes = facts["used"], facts["nodes"]
+    used, is_wire = facts["used"], (facts["nodes"] or 1) > 1 or facts["mtu"]
     return {
-        "per-port": measured / used if used and (nodes or 1) > 1 else None,
+        "per-port": measured / used if used and is_wire else None,
         "rails": measured / ceiling if ceiling else None,
         "link-share": measured / facts["port-rate"] if facts["port-rate"] else None,
         "host-rate": measured if is_host_copy else None,
