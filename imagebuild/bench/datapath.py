@@ -121,28 +121,32 @@ class _Seen:
         if "lanes" in facts:
             self.lanes[facts["scope"]].update(re.findall(r"\b([a-z]\w+)/[\w.:-]+", facts["lanes"]))
 
+    def seen(self, name: str) -> Counter[str]:
+        """Return the values of a fact, and how often each was printed."""
+        return self.values.get(name, Counter())
+
     def first(self, name: str) -> str | None:
-        return next(iter(self.values[name]), None)
+        return next(iter(self.seen(name)), None)
 
     def most(self, name: str) -> int | None:
         """Return the largest number. Smaller communicators are parts of the one that is measured."""
-        return max(map(int, self.values[name]), default=None)
+        return max(map(int, self.seen(name)), default=None)
 
     def path(self, hosts: Sequence[str]) -> DataPath:
-        nodes, local = self._nodes(hosts), self.most("local") or len(self.values["device"]) or None
+        nodes, local = self._nodes(hosts), self.most("local") or len(self.seen("device")) or None
         carriers, inner, staged = self._carriers(nodes, local)
         network, is_rdma = self._network()
         lists = [[name for text in texts for name in self._ports(text, network)] for texts in self.ports.values()]
         listed = tuple(dict.fromkeys(sorted(lists, key=len)[-1] if lists else ()))
-        if "link" in self.values:  # perftest uses one port
-            listed = tuple(self.values["verbs"])[:1]
+        if self.seen("link"):  # perftest uses one port
+            listed = tuple(self.seen("verbs"))[:1]
         used = {facts["nic"] for facts in self.links.values() if "nic" in facts}
         connections = carriers["NET"]
-        multicast = self.values["multicast"]
+        multicast = self.seen("multicast")
         choices = [Choice(collective=name, bytes=size, algorithm=algo, protocol=proto)
                    for (name, size), (algo, proto) in sorted(self.choices.items())]  # fmt: skip
         nvls_channels = self.most("nvls_channels")
-        is_reducing = nvls_channels or self.values.keys() & {"nvls_tree", "nvls_heads"}
+        is_reducing = nvls_channels or self.seen("nvls_tree") or self.seen("nvls_heads")
         lacks_multicast = multicast and "available" not in multicast
         # Each channel enters and leaves a node. Fewer connections: the log is incomplete.
         is_whole = connections >= 2 * (self.most("channels") or (self.most("channel") or 0) + 1)
@@ -156,9 +160,9 @@ class _Seen:
             nvls="used" if is_reducing else "off" if self.variables.get("NCCL_NVLS_ENABLE") == "0"
             else "not available" if lacks_multicast else None,
             channels=self.most("channels"), nvls_channels=nvls_channels, rings=self.most("rings"),
-            trees=max((text.count("[") for text in self.values["trees"]), default=None),
+            trees=max((text.count("[") for text in self.seen("trees")), default=None),
             mnnvl=None if (mnnvl := self.most("mnnvl")) is None else bool(mnnvl), clique=self.most("clique"),
-            collnet="collnet" in self.values, choices=tuple(choices), variables=self.variables, evidence=self.quotes,
+            collnet=bool(self.seen("collnet")), choices=tuple(choices), variables=self.variables, evidence=self.quotes,
             lanes={scope: tuple(sorted(lanes)) for scope, lanes in self.lanes.items()},
             mtu=self.most("mtu"),
         )  # fmt: skip
@@ -168,7 +172,7 @@ class _Seen:
         if (nodes := self.most("nodes")) is not None:
             return nodes
         known = {*hosts} or {host for host, _ in self.places}
-        ranks = self.most("ranks") or max((len(text.split()) for text in self.values["order"]), default=None)
+        ranks = self.most("ranks") or max((len(text.split()) for text in self.seen("order")), default=None)
         is_whole = hosts or (ranks and len(self.places) >= ranks)
         return len(known) if known and (is_whole or len(known) > 1) else None
 
@@ -194,7 +198,7 @@ class _Seen:
     def _network(self) -> tuple[str | None, bool]:
         """Return the name of the network that carried the data between nodes, and whether it is RDMA."""
         printed = next((name for key in ("net", "network") if (name := self.first(key))), None)
-        listers = [name for name in self.values["lister"] if name]
+        listers = [name for name in self.seen("lister") if name]
         printed = printed or next((name for name in listers if name != "Socket"), next(iter(listers), None))
         if link := self.first("link"):
             return "InfiniBand" if link == "IB" else "RoCE", True
@@ -209,8 +213,8 @@ class _Seen:
         for row in _DATA["networks"]:
             if printed and re.fullmatch(row["name"], printed):
                 kind = row["kind"]
-                is_ethernet = any("/RoCE" in ports for ports in self.values["ports"])
-                is_mixed = any(re.search("/IB(?![a-z])", ports) for ports in self.values["ports"])
+                is_ethernet = any("/RoCE" in ports for ports in self.seen("ports"))
+                is_mixed = any(re.search("/IB(?![a-z])", ports) for ports in self.seen("ports"))
                 return ("RoCE" if kind == "InfiniBand" and is_ethernet and not is_mixed else kind), row["rdma"]
         return printed, False
 
@@ -233,7 +237,7 @@ class _Seen:
             return staged == 0
         if (ring := self.most("gdr_ring")) is not None:
             return bool(ring)
-        states = {**self.values["gdr_gpu"], **self.values["gdr_port"]}
+        states = {**self.seen("gdr_gpu"), **self.seen("gdr_port")}
         return "Enabled" in states if states else None
 
     def _no_gpudirect(self) -> str | None:
@@ -241,9 +245,9 @@ class _Seen:
         for name, off in (("NCCL_NET_GDR_LEVEL", "LOC 0"), ("NCCL_NET_GDR_READ", "0"), ("NCCL_IB_CUDA_SUPPORT", "0")):
             if (value := self.variables.get(name)) and value in off.split():
                 return f"{name} is {value}"
-        if self.values["gdr_port"]["Disabled"] and not self.values["gdr_port"]["Enabled"]:
+        if self.seen("gdr_port")["Disabled"] and not self.seen("gdr_port")["Enabled"]:
             return "the driver offers it for no NIC: neither nvidia-peermem nor DMA-BUF works"
-        if self.values["gdr_gpu"]["Disabled"] and not self.values["gdr_gpu"]["Enabled"]:
+        if self.seen("gdr_gpu")["Disabled"] and not self.seen("gdr_gpu")["Enabled"]:
             return "each NIC is too far from the GPU: they are not behind one PCIe switch"
         return None
 
