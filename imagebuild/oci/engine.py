@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -282,17 +283,31 @@ def forget_pulled(client: DockerClient, record: Volume) -> None:
 
 
 @contextmanager
-def sleeping_container(client: DockerClient, image: str, **options: Any) -> Iterator[Container]:
-    """Start a container of an image that only runs `sleep`, and yield it. At the end, always remove the container."""
-    name = f"imagebuild-{uuid.uuid4().hex[:12]}"
-    try:
+def sleeping_containers(
+    client: DockerClient, image: str, options: Sequence[Mapping[str, Any]] = ({},)
+) -> Iterator[Sequence[Container]]:
+    """Start containers of an image that only run `sleep`, at the same time, and yield them.
+
+    `options` contains the arguments of the SDK's `containers.run` for each container. At the end, always remove all
+    containers."""
+    names = [f"imagebuild-{uuid.uuid4().hex[:12]}" for _ in options]
+
+    def start(name: str, own: Mapping[str, Any]) -> Container:
         with sdk_errors_explained(image):
-            container = client.containers.run(
-                image, ["infinity"], entrypoint="sleep", name=name, detach=True, init=True, labels=labels(), **options,
+            return client.containers.run(
+                image, ["infinity"], entrypoint="sleep", name=name, detach=True, init=True, labels=labels(), **own,
             )  # fmt: skip
-        yield container
-    finally:
-        remove_patiently(lambda: client.containers.get(name).remove(force=True))
+
+    def remove(name: str) -> None:
+        remove_patiently(partial(client.api.remove_container, name, force=True))
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        starting = [pool.submit(start, *arguments) for arguments in zip(names, options, strict=True)]
+        try:
+            yield [container.result() for container in starting]
+        finally:
+            wait(starting)  # a container that is being created cannot be removed
+            list(pool.map(remove, names))
 
 
 def exec_output(client: APIClient, process: str) -> Iterator[bytes]:

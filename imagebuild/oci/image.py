@@ -30,6 +30,8 @@ from imagebuild.oci.layout import (
 from imagebuild.oci.reference import ImageReference
 
 if TYPE_CHECKING:
+    from docker import DockerClient
+
     from imagebuild.oci.registry import Registry, Repository
 
 LAYER_TYPES = re.compile(
@@ -241,7 +243,14 @@ def image_in_engine(name: str, image: str, folder: Path) -> FoundImage | None:
         client = engine.connect_engine(engine.find_engine(os.environ))
     except CommandError:
         return None
-    with closing(client), doing(f"{name}: reading the image from the engine"):
+    with closing(client):
+        return image_of_client(client, name, image, folder)
+
+
+def image_of_client(client: DockerClient, name: str, image: str, folder: Path) -> FoundImage | None:
+    """Return an image in the engine of an SDK client. None if the engine does not have the image.
+    Raises ResultError if the image cannot be read."""
+    with doing(f"{name}: reading the image from the engine"):
         try:
             digest = engine.inspect_image(client, image).digest
         except (ConfigError, CommandError):

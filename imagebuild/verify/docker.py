@@ -8,11 +8,11 @@ import tarfile
 import tempfile
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import partial
-from itertools import product
 from pathlib import Path
-from threading import Lock
+from threading import Condition, Lock
 from typing import Any, cast
 
 from docker import DockerClient
@@ -27,7 +27,7 @@ from imagebuild.core.run import Finished, OutputReader
 from imagebuild.oci import engine
 from imagebuild.oci.image import FoundImage
 from imagebuild.verify import runner
-from imagebuild.verify.runner import CannotRun, Command, Execution, Probe, Session
+from imagebuild.verify.runner import CannotRun, Command, Execution, Session
 from imagebuild.verify.subject import room_explained
 
 ENGINE_S = 20
@@ -80,16 +80,14 @@ def cluster_names(nodes: int) -> list[str]:
 
 
 @contextmanager
-def cluster(
+def node_containers(
     client: DockerClient, image: str, nodes: int, options: Callable[[int], Mapping[str, Any]] = lambda _: {}
-) -> Iterator[tuple[Container, ...]]:
+) -> Iterator[Sequence[Container]]:
     """Start containers of the image in their own network, with the host names `node-1`, `node-2` and so on.
 
-    Each node runs sshd. The users root and `mpiuser` can log in from every node to every other with a key that is made
-    for this cluster and is only in memory. `options` returns additional arguments of the SDK's `containers.run` for
-    the node with this number, counted from 0. Raises CommandError if the engine fails, NodesUnreachable if the image
-    lacks ssh or the nodes cannot connect to each other."""
-    network, names = f"imagebuild-{uuid.uuid4().hex[:12]}", cluster_names(nodes)
+    `options` returns additional arguments of the SDK's `containers.run` for the node with this number, counted from 0.
+    Raises CommandError if the engine fails."""
+    network = f"imagebuild-{uuid.uuid4().hex[:12]}"
     # Keys are on a tmpfs, and so neither in a layer nor on a disk.
     keys = {f"{home}/.ssh": f"mode=0700,uid={uid},gid={uid}" for home, uid in HOMES.items()}
     with ExitStack() as stack:
@@ -97,18 +95,26 @@ def cluster(
         with engine.sdk_errors_explained(network):
             # Internal, as the nodes need no other network.
             client.networks.create(network, driver="bridge", internal=True, labels=engine.labels())
-        containers = []
-        for number, name in enumerate(names):
+        own = []
+        for number, name in enumerate(cluster_names(nodes)):
             endpoint = {network: client.api.create_endpoint_config(aliases=[name])}
-            own = {"hostname": name, "network": network, "networking_config": endpoint, "tmpfs": keys}
-            started = engine.sleeping_container(client, image, **{**options(number), **own})
-            containers.append(stack.enter_context(started))
-        key = _run(containers[0], "key")
-        for node in containers:
-            # If the key were an argument, every process of the machine could read it.
-            _run(node, "server", KEY=key)
-        _run(containers[0], "reach", NODES=" ".join(names), TIMEOUT=str(NODES_TIMEOUT_S))
-        yield tuple(containers)
+            fixed = {"hostname": name, "network": network, "networking_config": endpoint, "tmpfs": keys}
+            own.append({**options(number), **fixed})
+        yield stack.enter_context(engine.sleeping_containers(client, image, own))
+
+
+def connect_nodes(nodes: Mapping[str, Container], key: str = "") -> str:
+    """Start sshd on nodes, so that root and `mpiuser` can log in from every node to every other. Return the SSH key.
+
+    `nodes` maps host names to containers. Default: the key is new. It is only in memory. Raises CommandError if the
+    engine fails, NodesUnreachable if the image lacks ssh or the nodes cannot connect to each other."""
+    first, *_ = nodes.values()
+    key = key or _run(first, "key")
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        # If the key were an argument, every process of the machine could read it.
+        list(pool.map(lambda node: _run(node, "server", KEY=key), nodes.values()))
+    _run(first, "reach", NODES=" ".join(nodes), TIMEOUT=str(NODES_TIMEOUT_S))
+    return key
 
 
 def _run(node: Container, script: str, **environment: str) -> str:
@@ -118,6 +124,29 @@ def _run(node: Container, script: str, **environment: str) -> str:
     if done.status != 0:
         raise NodesUnreachable(f"{node.name}: ssh between the nodes cannot be set up: {done.output.strip()}")
     return done.output.strip()
+
+
+class Cluster:
+    """Nodes that connect to each other by ssh. Commands run at the same time on different nodes."""
+
+    def __init__(self, nodes: Sequence[Container]) -> None:
+        self._nodes = dict(zip(cluster_names(len(nodes)), nodes, strict=True))
+        self.key = connect_nodes(self._nodes)
+        self._idle = list(self._nodes)
+        self._changed = Condition()
+
+    @contextmanager
+    def idle_nodes(self, number: int) -> Iterator[Mapping[str, Container]]:
+        """Wait until this number of nodes is idle, and yield their host names and containers."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._idle) >= number)
+            names, self._idle = self._idle[:number], self._idle[number:]
+        try:
+            yield {name: self._nodes[name] for name in names}
+        finally:
+            with self._changed:
+                self._idle = sorted([*self._idle, *names])
+                self._changed.notify_all()
 
 
 # Images that were not in the engine's store
@@ -181,32 +210,41 @@ def loaded(client: DockerClient, found: FoundImage) -> Iterator[str]:
 
 MAX_NODES = 8
 """Maximum number of nodes (containers) that are started for a check."""
-REFUSED = re.compile(r"rlimit|not permitted|devices?\b|CDI|nvidia|infiniband|capabilit", re.IGNORECASE)
-"""Matches the error message of an engine that cannot start a container with certain options, such as devices."""
+REFUSED = {
+    "device_requests": r"CDI|nvidia|gpu|device driver", "devices": r"devices?\b|infiniband",
+    "ulimits": r"rlimit|not permitted|capabilit",
+}  # fmt: skip
+"""Maps options of a container to patterns of the messages with which engines refuse them."""
 GPU = DeviceRequest(count=-1, capabilities=[["gpu"]])
 CDI = DeviceRequest(driver="cdi", device_ids=["nvidia.com/gpu=all"])
 Options = dict[str, Any]
 """Arguments of the SDK's `containers.run`."""
 
 
-def container_options(info: Mapping[str, Any]) -> list[Options]:
-    """Return sets of options for a container, in the order in which to try them. `info` is the output of `docker info`.
+def container_options(info: Mapping[str, Any]) -> Options:
+    """Return the options of a container that gets GPUs, RDMA devices and the limits that they need.
 
-    The first set that the engine accepts is used: some engines must not set limits, and it is not known in advance
-    whether the host has GPUs and RDMA devices."""
+    `info` is the output of `docker info`. The engine may refuse options: see `weaker_options`."""
     shared_memory = max(1 << 30, int(info.get("MemTotal") or 0) // 2)
-    common: Options = {"hostname": "check", "shm_size": shared_memory, "cap_add": ["IPC_LOCK"]}
     limits = [Ulimit(name="memlock", soft=-1, hard=-1), Ulimit(name="stack", soft=1 << 26, hard=1 << 26)]
-    gpus = [GPU] if "nvidia" in (info.get("Runtimes") or {}) else []
-    gpus += [CDI] if info.get("CDISpecDirs") else []
-    return [
-        {**common, **limited, **with_gpus, **with_nics}
-        for limited, with_gpus, with_nics in product(
-            ({"ulimits": limits}, {}),
-            (*({"device_requests": [request]} for request in gpus), {}),
-            ({"devices": ["/dev/infiniband:/dev/infiniband:rwm"]}, {}),
-        )
-    ]
+    gpus = [GPU] if "nvidia" in (info.get("Runtimes") or {}) else [CDI] if info.get("CDISpecDirs") else []
+    return {
+        "hostname": "check", "shm_size": shared_memory, "cap_add": ["IPC_LOCK"], "ulimits": limits,
+        "devices": ["/dev/infiniband:/dev/infiniband:rwm"], **({"device_requests": gpus} if gpus else {}),
+    }  # fmt: skip
+
+
+def weaker_options(options: Options, refusal: str) -> Options | None:
+    """Return the options without the one that the engine refuses with this message. None if there is no such option.
+
+    Some engines must not set limits, and it is not known in advance whether the host has GPUs and RDMA devices."""
+    named = [name for name, pattern in REFUSED.items() if re.search(pattern, refusal, re.IGNORECASE)]
+    refused = next((name for name in (*named, *REFUSED) if name in options), None)
+    if not named or not refused:
+        return None
+    if options[refused] == [GPU]:
+        return {**options, refused: [CDI]}
+    return {name: value for name, value in options.items() if name != refused}
 
 
 def with_share_of_gpus(options: Options, number: int, nodes: int, gpus: int) -> Options:
@@ -226,15 +264,25 @@ class DockerSession(Session):
 
     Commands that run at the same time run in different containers, each with its own files, processes and network."""
 
-    lanes = 4  # many checks only wait, for example for sshd
+    lanes = node_lanes = 2
 
-    def __init__(self, image: str, container: Container, options: Options, probe: Probe, stack: ExitStack) -> None:
-        self.image, self.container, self.options = image, container, options
-        self._stack = stack
-        self._idle = [container]
-        self._starting = Lock()
+    def __init__(
+        self, client: DockerClient, image: str, container: Container, options: Options, opened: ExitStack
+    ) -> None:
+        """Run the script `probe.sh` in the container. Raises CannotRun if the image lacks a shell or `sleep`.
+
+        `opened` removes the container. The session closes it, together with the containers that it starts."""
+        try:
+            probe = runner.run_probe(partial(execute, container), image)
+        except CommandError as error:  # for example, the container ended because the image has no `sleep`
+            raise CannotRun(f"the container did not start; the image needs a shell and `sleep`: {error}") from None
+        self._client, self.image, self.options = client, image, options
+        self._opened = [opened]
         self._closed = False
-        self._clusters: dict[int, tuple[ExitStack, Sequence[Container]]] = {}
+        self._starting = Lock()
+        self._idle = [container]
+        self._clusters: dict[int, Cluster | CommandError] = {}
+        self._connecting = Lock()
         why = {"slurm": "the docker runner does not use Slurm", "nodes": "the image lacks ssh, ssh-keygen or sshd"}
         if "device_requests" not in options:
             why["gpu"] = "the engine does not give the container a GPU"
@@ -242,60 +290,65 @@ class DockerSession(Session):
         super().__init__(probe, runner.surroundings_of(probe, "docker", nodes=nodes, slurm=False, why=why))
 
     def run(self, command: Command) -> Execution:
-        """Run a command in an idle container, or in a cluster of containers if the command needs several nodes.
+        """Run a command in an idle container, or on idle nodes of a cluster if the command needs several nodes.
         Raises CommandError if the engine fails."""
         if command.nodes > 1:
-            try:
-                container = self._cluster(command.nodes)[0]
-            except CommandError as error:
+            cluster = self._cluster(command.nodes)
+            if isinstance(cluster, CommandError):
                 problem = "the containers of the nodes did not start"
-                return Execution(("docker", "run", self.image), None, str(error), 0.0, problem=problem)
-            execution = self._execute(command, container)
-            if execution.status is None:
-                self._clusters.pop(command.nodes)[0].close()
-            return execution
-        container = self._idle_container()
+                return Execution(("docker", "run", self.image), None, str(cluster), 0.0, problem=problem)
+            with cluster.idle_nodes(command.nodes) as nodes:
+                return self._execute(command, nodes, cluster.key)
         try:
-            execution = self._execute(command, container)
-            if execution.status is None:
-                # A restart ends all processes in the container, including those that left the process group.
-                with engine.sdk_errors_explained(f"docker restart {container.name}"):
-                    container.restart(timeout=0)
-            return execution
+            container = self._idle.pop()
+        except IndexError:
+            (container,) = self._start(engine.sleeping_containers(self._client, self.image, [self.options]))
+        try:
+            return self._execute(command, {"check": container})
         finally:
             self._idle.append(container)
 
-    def _idle_container(self) -> Container:
+    def _start(self, containers: AbstractContextManager[Sequence[Container]]) -> Sequence[Container]:
+        """Enter a context that starts containers. Raises CommandError if the session is closed."""
         with self._starting:
             if self._closed:
                 raise CommandError(f"{self.image}: the verification has ended")
-            if self._idle:
-                return self._idle.pop()
-            started = engine.sleeping_container(self._client, self.image, **self.options)
-            return self._stack.enter_context(started)
+            self._opened.append(opened := ExitStack())
+            return opened.enter_context(containers)
 
     def close(self) -> None:
-        """Let no thread start another container, so that the caller can remove all containers."""
+        """Let no thread start another container, and remove all containers."""
         with self._starting:
             self._closed = True
+        with ThreadPoolExecutor(len(self._opened)) as pool:
+            list(pool.map(ExitStack.close, self._opened))
 
-    def _execute(self, command: Command, container: Container) -> Execution:
-        argv = ["docker", "exec", str(container.name)]
-        return self.execution(command, partial(execute, container), argv, cluster_names(command.nodes))
+    def _execute(self, command: Command, nodes: Mapping[str, Container], key: str = "") -> Execution:
+        first, *_ = nodes.values()
+        argv = ["docker", "exec", str(first.name)]
+        execution = self.execution(command, partial(execute, first), argv, list(nodes))
+        if execution.status is None:
+            # A restart ends all processes in the containers, including those that left the process group.
+            for node in nodes.values():
+                with engine.sdk_errors_explained(f"docker restart {node.name}"):
+                    node.restart(timeout=0)
+            if key:
+                connect_nodes(nodes, key)
+        return execution
 
-    @property
-    def _client(self) -> DockerClient:
-        assert self.container.client, "a started container has a client"
-        return self.container.client
-
-    def _cluster(self, nodes: int) -> Sequence[Container]:
-        """Return the containers of a cluster with this number of nodes.
-        The cluster is started once, and reused until a command is killed for exceeding its time limit."""
-        if nodes not in self._clusters:
-            options = partial(with_share_of_gpus, self.options, nodes=nodes, gpus=self.surroundings.gpus)
-            own = self._stack.enter_context(ExitStack())
-            self._clusters[nodes] = (own, own.enter_context(cluster(self._client, self.image, nodes, options)))
-        return self._clusters[nodes][1]
+    def _cluster(self, nodes: int) -> Cluster | CommandError:
+        """Return a cluster with at least this number of nodes, or why it did not start. It is started once.
+        A cluster with GPUs has exactly this number of nodes, because the nodes share the GPUs."""
+        size = nodes if self.surroundings.gpus else max(nodes, self.most_nodes)
+        options = partial(with_share_of_gpus, self.options, nodes=size, gpus=self.surroundings.gpus)
+        with self._connecting:
+            if size not in self._clusters:
+                try:
+                    started = self._start(node_containers(self._client, self.image, size, options))
+                    self._clusters[size] = Cluster(started)
+                except CommandError as error:
+                    self._clusters[size] = error
+            return self._clusters[size]
 
 
 @contextmanager
@@ -317,18 +370,15 @@ def docker_session(
             assert found, "an image that is not in the engine's store is in files"
             reference = stack.enter_context(loaded(client, found))
         with engine.sdk_errors_explained("docker info"):
-            possible = container_options(client.info())
-        for options in possible:
+            options = container_options(client.info())
+        opened = stack.enter_context(ExitStack())
+        while True:
             try:
-                container = stack.enter_context(engine.sleeping_container(client, reference, **options))
+                (container,) = opened.enter_context(engine.sleeping_containers(client, reference, [options]))
                 break
             except CommandError as error:
-                if not REFUSED.search(str(error)) or options is possible[-1]:
+                if not (weaker := weaker_options(options, str(error))):
                     raise CannotRun(str(error)) from None
-        try:
-            probe = runner.run_probe(partial(execute, container), reference)
-        except CommandError as error:  # for example, the container ended because the image has no `sleep`
-            raise CannotRun(f"the container did not start; the image needs a shell and `sleep`: {error}") from None
-        session = DockerSession(reference, container, options, probe, stack)
-        with closing(session):
+                options = weaker
+        with closing(DockerSession(client, reference, container, options, opened)) as session:
             yield session

@@ -176,9 +176,10 @@ def _texts(value: object) -> str:
 
 def no_backdoors(inspection: Inspection) -> Iterator[Finding]:
     """No file lets somebody log in, become root, or run code in every program."""
+    backdoors = [(text, re.compile(row["path"]), row) for text, row in PATTERNS["backdoors"].items()]
     for entry in inspection.tree:
-        for text, row in PATTERNS["backdoors"].items():
-            if entry.kind != "folder" and re.search(row["path"], entry.path):
+        for text, path, row in backdoors:
+            if entry.kind != "folder" and path.search(entry.path):
                 lines = (entry.text or b"").decode("utf-8", "replace").splitlines()
                 if found := [line for line in lines if re.search(row["line"], line)]:
                     yield Finding(f"/{entry.path}", f"{text}: {found[0].strip()[:80]!r}; remove the line")
@@ -263,9 +264,10 @@ def rootless(inspection: Inspection) -> Iterator[Finding]:
 
 def _forbidden(inspection: Inspection, rule: str) -> Iterator[Finding]:
     """Yield a finding for each file, in any layer, whose path this rule forbids."""
+    patterns = {text: re.compile(pattern) for text, pattern in PATTERNS["forbidden"][rule].items()}
     for entry in inspection.contents:
-        for text, pattern in PATTERNS["forbidden"][rule].items():
-            if re.search(pattern, entry.path):
+        for text, pattern in patterns.items():
+            if pattern.search(entry.path):
                 yield _in_layer(entry, text)
 
 

@@ -154,7 +154,12 @@ class Session(ABC):
     """A connection to an image in which commands run, such as a container. Each runner has its own kind of session."""
 
     lanes = 1
-    """Number of commands that can run at the same time without influence on each other, except on their speed."""
+    """Number of commands for one node that can run at the same time without influence on each other, except on their
+    speed."""
+    node_lanes = 1
+    """Number of commands for several nodes that can run at the same time as well."""
+    most_nodes = 1
+    """Maximum number of nodes of the commands that run at the same time as others."""
     starts_image = True
     """Whether the session itself starts the named image. If not, a check must prove that commands run in the named
     image."""

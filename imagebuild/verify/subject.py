@@ -106,7 +106,7 @@ def subject_in_engine(client: DockerClient, plan: Plan, name: str, folder: Path)
     digest = tag.partition("@")[2] or info.digest
 
     def read(platform: str) -> PlatformImage:
-        if not (saved := image.image_in_engine(tag, info.reference, folder)):
+        if not (saved := image.image_of_client(client, tag, info.reference, folder)):
             raise CommandError(f"{tag}: the image is no longer in the engine's store; build or pull it again")
         return saved.image(platform)
 

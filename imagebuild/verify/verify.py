@@ -6,12 +6,13 @@ import hashlib
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from imagebuild import __version__
 from imagebuild.bench.models import Launch, Openness
@@ -78,18 +79,24 @@ def verify_image(project: Project, plan: Plan, request: VerifyRequest) -> Verify
             profile=request.profile.name if request.profile else None,
             allowed=request.allowed,
             options=options_of(request),
+            order={check.component: number for number, check in enumerate(planned)},
         )
         try:
-            # Files are read before the checks start, as other work on the machine would slow down a benchmark.
             are_needed = rules or request.runner != "docker"
             inspections = read_images(image.found, project, plan) if image.found and are_needed else []
-            with console.doing(f"{image.name}: judging its files"):
-                judged = list(judge_images(inspections))
-            judged = judged or [checks.skipped_result(check, NO_FILES) for check in rules.values()]
-            # If an image is for several platforms, the names of checks end with the platform.
-            evidence.add(*(result for result in judged if result.check.partition(" ")[0] in rules))
-            if planned:
-                run_commands(start, planned, request, evidence, inspections)
+
+            def judge() -> None:
+                with console.doing(f"{image.name}: judging its files"):
+                    judged = list(judge_images(inspections))
+                judged = judged or [checks.skipped_result(check, NO_FILES) for check in rules.values()]
+                # If an image is for several platforms, the names of checks end with the platform.
+                evidence.add(*(result for result in judged if result.check.partition(" ")[0] in rules))
+
+            with threads(1) as pool:
+                judging = pool.submit(judge)
+                if planned:
+                    run_commands(start, planned, request, evidence, inspections, other_work=judging)
+                judging.result()
         finally:
             evidence.write()
         return evidence.result()
@@ -107,16 +114,17 @@ def options_of(request: VerifyRequest) -> tuple[str, ...]:
 
 def run_commands(
     start: Start, planned: Sequence[ImageCheck], request: VerifyRequest, evidence: ResultFolder,
-    inspections: Sequence[Inspection],
+    inspections: Sequence[Inspection], *, other_work: Future[Any],
 ) -> None:  # fmt: skip
     """Run checks: first as many at a time as the session has lanes; then one at a time those that need the machine for
-    themselves, such as benchmarks.
+    themselves, such as benchmarks. Those also wait for other work of this process.
 
     With the runner `exec:PREFIX`, first check that commands run in the same image whose files were read."""
     try:
         with start() as session:
             evidence.surroundings = session.surroundings = observe_surroundings(session, evidence)
             if not session.starts_image:
+                wait([other_work])
                 proof = CheckResult(component=IMAGE, check=SAME_FILES, outcome="skipped", reason=NO_FILES)
                 if inspections:
                     read = inspections[0]
@@ -132,13 +140,13 @@ def run_commands(
                     return checks.run_check(check, session, log, request.environment, request.launch)
 
             alone = [check for check in planned if check.runs_alone or session.lanes == 1]
-            others = [check for check in planned if check not in alone]
-            with threads(session.lanes) as pool:
-                running = [pool.submit(run, check) for check in others if check.nodes == 1]
-                # Only this thread starts clusters, so that an interrupt can remove them.
-                for check in others:
-                    evidence.add(*([run(check)] if check.nodes > 1 else []))
+            # Checks with most nodes are first, as they wait until all nodes are idle.
+            others = sorted((check for check in planned if check not in alone), key=lambda check: -check.nodes)
+            session.most_nodes = max((check.nodes for check in others), default=1)
+            with threads(session.lanes) as pool, threads(session.node_lanes) as node_pool:
+                running = [(node_pool if check.nodes > 1 else pool).submit(run, check) for check in others]
                 evidence.add(*(future.result() for future in running))
+            wait([other_work])
             for check in alone:
                 evidence.add(result := run(check))
                 if request.profile and check.check:
@@ -146,9 +154,6 @@ def run_commands(
                     evidence.add(*([speed] if speed else []))
     except CannotRun as error:
         evidence.add(*(checks.skipped_result(check, str(error)) for check in planned))
-    finally:
-        order = {check.component: number for number, check in enumerate(planned)}
-        evidence.results.sort(key=lambda result: order.get(result.component, -1))
 
 
 @contextmanager
@@ -272,6 +277,8 @@ class ResultFolder:
     profile: str | None = None
     allowed: tuple[Openness, ...] = ()
     options: tuple[str, ...] = ()
+    order: Mapping[str, int] = field(default_factory=dict)
+    """Maps components to numbers by which the results are sorted. Checks of the image's files are first."""
     results: list[CheckResult] = field(default_factory=list)
     surroundings: Surroundings | None = None
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
@@ -308,7 +315,7 @@ class ResultFolder:
             digest=image.digest,
             target=label if VERSION.fits(label) else image.target.id if image.target else None,
             platform=", ".join(image.found.platforms) if image.found else platform_of(self.surroundings),
-            checks=tuple(self.results),
+            checks=tuple(sorted(self.results, key=lambda result: self.order.get(result.component, -1))),
             labels=dict(image.labels),
             started=self.started,
             version=__version__,

@@ -13,10 +13,10 @@ from docker import DockerClient
 from pytest_docker.plugin import get_docker_services
 
 from imagebuild.bench.verification import CheckResult, VerifyResult
-from imagebuild.oci.engine import sleeping_container
+from imagebuild.oci.engine import sleeping_containers
 from imagebuild.project.load import load_project
 from imagebuild.verify.checks import FAILED_LINE, judge_check, select_checks
-from imagebuild.verify.docker import cluster, cluster_names
+from imagebuild.verify.docker import Cluster, cluster_names, node_containers
 from imagebuild.verify.runner import Execution
 from tests.conftest import ROOT
 from tests.docker.conftest import (
@@ -102,7 +102,8 @@ def test_hosts_of_a_prefix_are_nodes(
     quickstart: Built, by_docker: VerifyResult, client: DockerClient, verify: Verify
 ) -> None:
     chosen = {"openmpi-distro/four-nodes-as-user", "ucx-distro/two-nodes", "sshd/refuses-root", "sshd/host-keys"}
-    with cluster(client, quickstart.tag, 4) as nodes:
+    with node_containers(client, quickstart.tag, 4) as nodes:
+        Cluster(nodes)
         result = verify(
             TARGET, "--runner", f"exec:docker exec {nodes[0].name}", "--hosts", ",".join(cluster_names(4)),
             *(f"--only={name}" for name in chosen),
@@ -165,7 +166,7 @@ def test_a_normal_user_s_image(quickstart: Built, verify: Verify, client: Docker
     tag = f"{REPOSITORY}/foreign:5"
     docker_build(f"FROM {quickstart.tag}\nUSER mpiuser\n", "--tag", tag)
     assert the(verify(tag, "--only", "pmix/loads"), "pmix/loads").outcome == "passed"
-    with sleeping_container(client, tag) as running:
+    with sleeping_containers(client, tag) as (running,):
         result = verify(TARGET, "--runner", f"exec:docker exec {running.name}", "--only", "pmix", expect=3)
     assert the(result, "pmix/loads").reason == "needs the user root; commands run as mpiuser here"
 
@@ -180,7 +181,7 @@ def test_checks_of_missing_things_say_what_they_miss(tiny: Tiny, client: DockerC
     """Run the script of each check in an image that contains only the base."""
     tiny.build(TINY_TARGET, "--load")
     silent, passed = {}, set()
-    with sleeping_container(client, tiny.result().tags[0]) as container:
+    with sleeping_containers(client, tiny.result().tags[0]) as (container,):
         for planned in select_checks(load_project(ROOT), {}):
             assert planned.check
             if planned.check.needs:

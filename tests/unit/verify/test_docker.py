@@ -1,20 +1,25 @@
 """The options of containers. Sessions in containers are tested with an engine, in tests/docker."""
 
-from imagebuild.verify.docker import CDI, GPU, container_options, with_share_of_gpus
+from imagebuild.verify.docker import CDI, GPU, container_options, weaker_options, with_share_of_gpus
 
 
-def test_containers_are_started_with_what_the_engine_may_have() -> None:
-    """The engine gets the first options that it accepts. The last ones are without limits, GPUs and NICs."""
-    best, *_, least = container_options({"MemTotal": 64 << 30, "Runtimes": {"nvidia": {}}, "CDISpecDirs": ["/etc/cdi"]})
-    assert {u["Name"]: u["Soft"] for u in best["ulimits"]} == {"memlock": -1, "stack": 64 << 20}
-    assert (best["shm_size"], best["device_requests"], "devices" in best) == (32 << 30, [GPU], True)
-    assert least.keys() == {"hostname", "shm_size", "cap_add"}
-    found = [
-        ("ulimits" in o, [r.driver for r in o.get("device_requests", ())], "devices" in o)
-        for o in container_options({"CDISpecDirs": ["/etc/cdi"]})
-    ]
-    with_limits = [(True, ["cdi"], True), (True, ["cdi"], False), (True, [], True), (True, [], False)]
-    assert found == with_limits + [(False, *rest) for _, *rest in with_limits]
+def test_an_option_that_the_engine_refuses_is_left_out() -> None:
+    options = container_options({"MemTotal": 64 << 30, "Runtimes": {"nvidia": {}}})
+    assert {u["Name"]: u["Soft"] for u in options["ulimits"]} == {"memlock": -1, "stack": 64 << 20}
+    assert (options["shm_size"], options["device_requests"]) == (32 << 30, [GPU])
+    for refusal, name, value in (
+        ("runc: error setting rlimit type 8: operation not permitted", "ulimits", None),
+        ("nvidia-container-cli: initialization error: driver not loaded", "device_requests", [CDI]),
+        ("unresolvable CDI devices nvidia.com/gpu=all: not permitted", "device_requests", None),
+        ('error gathering device information while adding "/dev/infiniband": no such file', "devices", None),
+    ):
+        assert weaker_options(options, "no such image") is None
+        before, options = options, weaker_options(options, refusal) or {}
+        assert options.get(name) == value
+        assert options == {key: options.get(key, value) for key in before if key != name or value}
+    assert options.keys() == {"hostname", "shm_size", "cap_add"}
+    assert weaker_options(options, "operation not permitted") is None
+    assert container_options({"CDISpecDirs": ["/etc/cdi"]})["device_requests"] == [CDI]
 
 
 def test_nodes_share_the_gpus() -> None:

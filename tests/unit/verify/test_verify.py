@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from imagebuild.verify.runner import Command, Execution, Session
 from imagebuild.verify.subject import Subject
 from imagebuild.verify.verify import ResultFolder, VerifyRequest, run_commands
 
-NEEDS = {"a": (), "b": (), "c": (), "nodes": ("nodes>=2",), "gpu": ("gpu",), "slow": ("nodes>=2", "gpus>=2"), "d": ()}
+NEEDS = {"a": (), "b": (), "nodes": ("nodes>=2",), "four": ("nodes>=4",), "gpu": ("gpu",), "slow": ("nodes>=2", "gpu")}
 
 
 class Recorder(Session):
@@ -27,18 +28,20 @@ class Recorder(Session):
     def __init__(self, lanes: int, fault: Callable[[str], None] = lambda _: None) -> None:
         place = Surroundings(runner="docker", gpus=8, rdma=True, nodes=8, slurm=False, user="root")
         super().__init__({"tool": ["bash", "timeout"], "uid": ["0"]}, place)
-        self.lanes, self.fault = lanes, fault
+        self.lanes, self.node_lanes, self.fault = lanes, min(lanes, 2), fault
         self.running: set[str] = set()
         self.together: dict[str, set[str]] = {}
-        self.of_main_thread: set[str] = set()
         self._lock = threading.Lock()
+
+    def read_files(self) -> None:
+        self.running.add("files")
+        time.sleep(0.5)
+        self.running.discard("files")
 
     def run(self, command: Command) -> Execution:
         name = command.script.split()[-1]
         if name not in NEEDS:
             return Execution(("env",), 0, "", 0.0)
-        if threading.current_thread() is threading.main_thread():
-            self.of_main_thread.add(name)
         with self._lock:
             self.running.add(name)
             for other in self.running:
@@ -54,12 +57,12 @@ def ran(session: Recorder, folder: Path) -> list[str]:
     checks = {name: Check(name=name, run=name, needs=needs, description="It runs.") for name, needs in NEEDS.items()}
     planned = [ImageCheck(f"of-{name}", name, "", check, name) for name, check in checks.items()]
     request = VerifyRequest(None, "docker", (), (), False, folder, None, {}, None)
-    evidence = ResultFolder(Subject("image"), folder, kept=False, revision=None)
-    try:
-        run_commands(lambda: nullcontext(session), planned, request, evidence, ())
-    finally:
-        evidence.write()
-    return [result.check for result in evidence.results]
+    order = {check.component: number for number, check in enumerate(planned)}
+    evidence = ResultFolder(Subject("image"), folder, kept=False, revision=None, order=order)
+    with ThreadPoolExecutor() as pool:
+        other_work = pool.submit(session.read_files)
+        run_commands(lambda: nullcontext(session), planned, request, evidence, (), other_work=other_work)
+    return [result.check for result in evidence.result().checks]
 
 
 def test_checks_without_devices_run_at_the_same_time_and_benchmarks_alone(tmp_path: Path) -> None:
@@ -67,8 +70,8 @@ def test_checks_without_devices_run_at_the_same_time_and_benchmarks_alone(tmp_pa
     assert ran(session, tmp_path) == list(NEEDS)  # results keep the order of the checks
     assert all(session.together[name] == {name} for name in ("gpu", "slow"))
     assert len(session.together["a"]) > 2
-    assert "nodes" in session.of_main_thread  # an interrupt must be able to remove a cluster
-    assert "a" not in session.of_main_thread
+    assert "nodes" in session.together["four"]
+    assert session.most_nodes == 4
 
 
 def test_a_prefix_runs_one_command_at_a_time(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ if [ -n "${PORT:-}" ]; then
   for node in "${nodes[@]}"; do
     servers+=("$(ssh "$node" "/usr/sbin/sshd -D -e -p $PORT > /dev/null 2>&1 < /dev/null & echo \$!")")
     for _ in $(seq 100); do
-      if ssh -p "$PORT" -o BatchMode=yes "$node" true 2> /dev/null; then break; fi
+      if (: < "/dev/tcp/$node/$PORT") 2> /dev/null; then break; fi
       sleep 0.1
     done
     [ "$(ssh -p "$PORT" -o BatchMode=yes "$node" id -un)" = "$(id -un)" ]

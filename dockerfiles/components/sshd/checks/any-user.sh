@@ -6,8 +6,8 @@ install -d -m 0700 ~/.ssh
 ssh-keygen -q -t ed25519 -N '' -f ~/.ssh/id_ed25519
 cp ~/.ssh/id_ed25519.pub ~/.ssh/authorized_keys
 /usr/sbin/sshd -D -e -p 2202 2> ~/log &
-for _ in $(seq 50); do
-  if ssh-keyscan -p 2202 localhost 2> /dev/null | grep . > /dev/null; then break; fi
+for _ in $(seq 100); do
+  if (: < /dev/tcp/localhost/2202) 2> /dev/null; then break; fi
   sleep 0.1
 done
 [ "$(ssh -p 2202 -o BatchMode=yes localhost 'id -un; id -u')" = $'mpi\n12345' ] || { cat ~/log; exit 1; }

@@ -15,8 +15,8 @@ trap 'kill "$server"; cat "$work/log"; keys | comm -13 "$work/before" - | xargs 
 login() {
   ssh -p 2200 -i "$work/$1" -o IdentitiesOnly=yes -o BatchMode=yes -o UserKnownHostsFile="$work/known" localhost "$2"
 }
-for _ in $(seq 50); do
-  if ssh-keyscan -p 2200 localhost > "$work/scan" 2> /dev/null && [ -s "$work/scan" ]; then break; fi
+for _ in $(seq 100); do
+  if (: < /dev/tcp/localhost/2200) 2> /dev/null; then break; fi
   sleep 0.1
 done
 # shellcheck disable=SC2016 # expanded by the remote shell

@@ -11,7 +11,7 @@ key=(-F /dev/null -o IdentityAgent=none -o IdentitiesOnly=yes -i)
 # The server of a normal user has its own host key.
 options=(-v -p "$port" -o BatchMode=yes -o UserKnownHostsFile="$work/known" -o StrictHostKeyChecking=accept-new)
 for _ in $(seq 100); do
-  if ssh-keyscan -p "$port" "$there" 2> /dev/null | grep . > /dev/null; then break; fi
+  if (: < "/dev/tcp/$there/$port") 2> /dev/null; then break; fi
   sleep 0.1
 done
 [ "$(ssh "${key[@]}" ~/.ssh/id_ed25519 "${options[@]}" "$there" hostname 2> "$work/log")" = "$there" ]
