@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
+from imagebuild.bench.hang import PREFIX, answers, hung
 from imagebuild.bench.logs import LogLine, excerpt
 from imagebuild.bench.patterns import data_of
 
@@ -15,7 +16,8 @@ LONGEST = 2000
 
 
 class Cause(NamedTuple):
-    """A line that says why something failed. Causes sort by their place in `causes.yaml`, then by line."""
+    """A line that says why something failed. Causes sort by their place in `causes.yaml`, then by line. Hanging ranks
+    come first."""
 
     place: int
     number: int
@@ -36,8 +38,12 @@ def _known() -> tuple[Sequence[tuple[re.Pattern[str], str]], re.Pattern[str]]:
 def find_causes(lines: Iterable[LogLine]) -> list[Cause]:
     """Return the lines that say why something failed, the nearest to the root first."""
     known, anything = _known()
-    causes = []
-    for line in lines:
+    listed = [*lines]
+    stated = [line for line in listed if PREFIX in line.text]
+    taken = answers(line.text for line in stated)
+    sentences = hung(taken[-1], taken[-2] if len(taken) > 1 else ()) if taken else ()
+    causes = [Cause(-1, stated[0].number, text, "NCCL states this at its RAS socket") for text in sentences]
+    for line in listed:
         text = line.text[:LONGEST]
         if anything.search(text):
             place, means = next((n, means) for n, (pattern, means) in enumerate(known) if pattern.search(text))

@@ -44,6 +44,10 @@ def report_options(job: Job) -> list[str]:
     return [*profile, "--ranks", str(job.size.run_ranks), "--nodes", str(job.size.run_nodes)]
 
 
+TEMPLATES = Path(__file__).with_name("templates")
+"""The folder with templates, and scripts that they include."""
+
+
 # Functions for templates
 
 
@@ -114,7 +118,7 @@ def _fill(quote: Callable[[object], str], template: str, job: Job, **scripts: st
 @cache
 def _environment(quote: Callable[[object], str]) -> jinja2.Environment:
     environment = jinja2.Environment(  # noqa: S701 - what it fills is not HTML; `finalize` quotes
-        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")), auto_reload=False,
+        loader=jinja2.FileSystemLoader(TEMPLATES), auto_reload=False,
         finalize=lambda value: value if isinstance(value, Markup) else quote(value),
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import yaml
 from pydantic import BaseModel
 
-from imagebuild.core import console, run
-from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core import console
+from imagebuild.core.errors import CommandError
 from imagebuild.verify.elf import PATTERNS
-from imagebuild.verify.runner import EXEC, command_line, read_prefix, shell_script
+from imagebuild.verify.runner import run_behind, shell_script
 from imagebuild.verify.wheels import RECORD, record_hash
 
 DATA = yaml.safe_load(Path(__file__).with_name("loaded.yaml").read_text(encoding="utf-8"))
@@ -552,18 +552,13 @@ def _unreadable(nccl: Library, plugin: Library, row: Mapping[str, str]) -> Fault
 def look(runner: str, words: Sequence[str], pids: Sequence[int]) -> Loaded:
     """Run a command, or look into running processes, and return what they have loaded. Other output is printed.
     Raises ConfigError for a wrong runner, CommandError if the result is incomplete."""
-    if not runner.startswith(EXEC):
-        raise ConfigError(f"--runner {runner}: unknown runner; use exec:PREFIX")
-    argv = script_for("run", words) if words else script_for("pid", map(str, pids))
     lines = list[str]()
-    others = list[str]()
 
     def take(line: str) -> None:
         if MARK in line:
             lines.append(line)
         else:
-            others.append(line)
             console.err.print(line)
 
-    run.execute(command_line(read_prefix(runner.removeprefix(EXEC)), argv), each_line=take)
+    run_behind(runner, script_for("run", words) if words else script_for("pid", map(str, pids)), take)
     return read_loaded(lines)

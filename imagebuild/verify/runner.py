@@ -245,6 +245,14 @@ def command_line(prefix: Sequence[str], argv: Sequence[str]) -> list[str]:
     return [*prefix, *words]
 
 
+def run_behind(runner: str, argv: Sequence[str], each_line: Callable[[str], object]) -> None:
+    """Run a command with the runner `exec:PREFIX`, without a time limit, and pass on each line that it prints.
+    Raises ConfigError for another runner."""
+    if not runner.startswith(EXEC):
+        raise ConfigError(f"--runner {runner}: unknown runner; use exec:PREFIX")
+    run.execute(command_line(read_prefix(runner.removeprefix(EXEC)), argv), each_line=each_line)
+
+
 def with_ranks(prefix: Sequence[str], ranks: int, nodes: int) -> list[str]:
     """Return the prefix with additional options for srun, to start this number of ranks with PMIx."""
     after = [PurePath(word).name for word in prefix].index("srun") + 1

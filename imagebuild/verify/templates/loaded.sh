@@ -141,6 +141,7 @@ if [ $# -gt 0 ]; then
       ls -d "$folder"/python*/site-packages 2> /dev/null
     done
   } | sort -u | while read -r site; do
+    # shellcheck disable=SC2062
     sed -n "s|^$site/||p; s|^${site%/*/*}/|../../../lib/|p" "$scratch/files" | grep -H -F -f - -- "$site"/*.dist-info/RECORD 2> /dev/null | say record
   done
   # SHA-256 of a large library takes seconds; its size and version are compared instead.

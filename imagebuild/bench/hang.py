@@ -1,0 +1,166 @@
+"""Read what NCCL states about its ranks at its RAS socket, and say which ranks are missing, behind or elsewhere.
+
+NCCL 2.28 and later answers in JSON, NCCL 2.24 to 2.27 in text. The text lists only ranks that differ from most."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PREFIX = "(imagebuild-ras) "
+"""Start of each line of an answer in a log."""
+SHOWN = 4
+"""Maximum number of ranks that are named for one state of a communicator."""
+_RANK = re.compile(
+    r"Rank (?P<rank>\d+)(?: has (?:launched up to operation (?P<count>\d+)|not launched any operations))?"
+    r" -- (?:GPU (?P<gpu>[\d,]+)[^-]* managed by process (?P<pid>\d+) on node (?P<host>\S+)|\[)"
+)
+_SILENT = re.compile(r"silent rank=(?P<rank>\d*) process=(?P<pid>\d+) host=(?P<host>\S+)")
+_MOST = re.compile(r"(\d+) ranks have (?:launched up to operation (\d+)|not launched any operations)")
+
+
+@dataclass
+class Rank:
+    """A rank of a communicator, and the number of its collectives by their kind."""
+
+    rank: int | str
+    host: str = ""
+    gpu: str = ""
+    pid: str = ""
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        gpu = f"GPU {self.gpu}, " if self.gpu else ""
+        where = f" on host {self.host}, {gpu}process {self.pid}" if self.host else ""
+        return f"rank {self.rank}{where}"
+
+
+@dataclass
+class Communicator:
+    """A communicator as NCCL states it."""
+
+    name: str
+    size: int = 0
+    ranks: list[Rank] = field(default_factory=list)
+    missing: list[Rank] = field(default_factory=list)
+    most: dict[str, int] = field(default_factory=dict)
+    """The number of collectives of most ranks, by kind of collective."""
+
+
+def answers(lines: Iterable[str]) -> list[list[Communicator]]:
+    """Return the communicators in each answer in a log. In text, these are only communicators with faults."""
+    texts: list[list[str]] = []
+    for line in lines:
+        if PREFIX in line:
+            text = line.partition(PREFIX)[2]
+            if text.startswith(("SERVER PROTOCOL", "silent")):
+                texts.append([])
+            if texts:
+                texts[-1].append(text)
+    return [read_answer("\n".join(text)) for text in texts]
+
+
+def read_answer(text: str) -> list[Communicator]:
+    """Return the communicators in an answer; none if NCCL has not answered."""
+    if match := _SILENT.search(text):
+        return [Communicator("", missing=[Rank(match["rank"] or "?", match["host"], "", match["pid"])])]
+    start = text.find("{")
+    if '"communicators"' in text and start >= 0:
+        try:
+            content, _ = json.JSONDecoder().raw_decode(text, start)
+            return [_from_json(each) for each in content["communicators"]]
+        except (ValueError, KeyError, TypeError):
+            return []  # the answer was cut off
+    return _from_text(text)
+
+
+def _from_json(content: Mapping[str, Any]) -> Communicator:
+    def ranks(key: str) -> list[Rank]:
+        rows = content.get(key) or ()
+        return [
+            Rank(row["rank"], row["host"], str(row["nvml_dev"]), str(row["pid"]), row.get("collective_counts", {}))
+            for row in rows
+        ]
+
+    found = Communicator(content["hash"], content["size"], ranks("ranks"), ranks("missing_ranks"))
+    for kind in {kind for rank in found.ranks for kind in rank.counts}:
+        frequent = Counter(rank.counts.get(kind, 0) for rank in found.ranks)
+        found.most[kind] = max(frequent, key=lambda count: (frequent[count], count))
+    return found
+
+
+def _from_text(text: str) -> list[Communicator]:
+    found: dict[str, Communicator] = {}
+    current, kind, counted, is_missing = Communicator(""), "", 0, False
+    for line in text.splitlines():
+        if match := re.match(r"#\d+-\d+ \((\w+)\)", line):
+            current = found.setdefault(match[1], Communicator(f"0x{match[1]}"))
+            kind, is_missing = "", False
+        elif match := re.search(r"ranks have different (\w+) operation counts", line):
+            kind, is_missing = match[1], False
+        elif "Missing communicator data from" in line:
+            is_missing = True
+        elif match := _MOST.search(line):
+            counted = int(match[2] or 0)
+            current.most.setdefault(kind, counted)  # the largest group comes first
+        elif match := _RANK.search(line):
+            rank = Rank(int(match["rank"]), match["host"] or "", match["gpu"] or "", match["pid"] or "")
+            if is_missing:
+                current.missing.append(rank)
+            elif kind:
+                launched = 0 if "not launched" in line else int(match["count"] or counted)
+                if launched != current.most.get(kind):
+                    known = next((each for each in current.ranks if each.rank == rank.rank), rank)
+                    current.ranks += [known] if known is rank else []
+                    known.counts[kind] = launched
+    return list(found.values())
+
+
+def hung(now: Iterable[Communicator], before: Iterable[Communicator] = ()) -> Iterator[str]:
+    """Yield a sentence for the ranks that keep a communicator waiting.
+
+    A communicator that has moved since `before` does not wait: its ranks differ only because they are never asked at
+    the same moment."""
+    earlier = {each.name: each for each in before}
+    for communicator in now:
+        of = f"communicator {communicator.name}" if communicator.name else "the job"
+        of += f" of {communicator.size} ranks" if communicator.size else ""
+        if communicator.missing:
+            lost = "no sign of life; the process has ended, is stopped or hangs"
+            yield f"hung: {_named(communicator.missing)} of {of}: {lost}"
+        known = earlier.get(communicator.name)
+        if known and _progress(known) != _progress(communicator):
+            continue
+        states: dict[str, list[Rank]] = {}
+        for rank in communicator.ranks:
+            differs = {kind: count - communicator.most.get(kind, count) for kind, count in rank.counts.items()}
+            if any(differs.values()):
+                states.setdefault(_state(differs), []).append(rank)
+        for state, ranks in states.items():
+            yield f"hung: {_named(ranks)} of {of}: {state}"
+
+
+def _progress(communicator: Communicator) -> tuple[Mapping[str, int], list[Mapping[str, int]]]:
+    """Return what changes while a communicator works."""
+    return communicator.most, [rank.counts for rank in communicator.ranks]
+
+
+def _state(differs: Mapping[str, int]) -> str:
+    """Return how a rank differs from most ranks."""
+    less = {kind: -n for kind, n in differs.items() if n < 0}
+    more = {kind: n for kind, n in differs.items() if n > 0}
+    behind, ahead = (" and ".join(f"{n} {kind}" for kind, n in part.items()) for part in (less, more))
+    if less and more:
+        return f"in another operation: launched {ahead} more and {behind} fewer than most ranks"
+    if less:
+        return f"{sum(less.values())} collectives behind most ranks ({behind})"
+    return f"{sum(more.values())} collectives ahead ({ahead}), so all other ranks are behind"
+
+
+def _named(ranks: list[Rank]) -> str:
+    more = f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else ""
+    return "; ".join(map(str, ranks[:SHOWN])) + more

@@ -1,0 +1,60 @@
+"""Who hangs: answers of NCCL's RAS socket, alone and in logs."""
+
+import json
+from typing import Any
+
+import pytest
+
+from imagebuild.bench.hang import PREFIX, answers, hung, read_answer
+from imagebuild.bench.read import read_text
+from tests.conftest import data
+
+CASES: list[dict[str, Any]] = data("ras")
+
+
+def answer(counts: list[dict[str, int]], missing: list[int]) -> str:
+    """Return an answer in JSON, as NCCL 2.30 writes it."""
+
+    def rank(number: int) -> dict[str, Any]:
+        return {
+            "rank": number,
+            "host": f"host-{number // 2}",
+            "pid": 100 + number,
+            "cuda_dev": 0,
+            "nvml_dev": number % 2,
+        }
+
+    present = [{**rank(n), "collective_counts": row} for n, row in enumerate(counts) if n not in missing]
+    comm = {
+        "hash": "0xabc", "size": len(counts), "ranks_count": len(present), "ranks": present,
+        "missing_ranks": [rank(n) for n in missing],
+    }  # fmt: skip
+    return "SERVER PROTOCOL 2\nOK\nOK\n" + json.dumps({"nccl_version": "2.30.7", "communicators": [comm]}, indent=2)
+
+
+def text_of(case: dict[str, Any]) -> str:
+    if "text" in case:
+        return str(case["text"])
+    counts = [dict(zip(("AllReduce", "Broadcast"), row, strict=True)) for row in case["counts"]]
+    return answer(counts, case.get("missing", []))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_each_hanging_rank_is_named_and_no_other(case: dict[str, Any]) -> None:
+    now = read_answer(text_of(case))
+    before = read_answer(text_of({**case, "counts": case["before"]})) if "before" in case else now
+    assert list(hung(now, before)) == case["hung"]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "before" not in case], ids=lambda case: case["name"])
+def test_a_report_reads_the_answer_in_a_log(case: dict[str, Any]) -> None:
+    lines = [PREFIX + line for line in text_of(case).splitlines()]
+    log = "\n".join(["# nThread 1 nGpus 1", *lines, *lines, "timeout: sending signal TERM to command"])
+    assert len(answers(log.splitlines())) == 2
+    note = read_text("log", log).sources[0].note
+    assert not case["hung"] or case["hung"][0][:60] in note
+
+
+def test_an_answer_that_was_cut_off_names_nobody() -> None:
+    assert read_answer(answer([{"AllReduce": 1}] * 2, [1])[:-30]) == []
+    assert read_answer("no answer at localhost:28028") == []
