@@ -1,6 +1,5 @@
 """Read a project: its matrix, components and lock, and those of the project that it extends."""
 
-import errno
 import hashlib
 import json
 import os
@@ -53,8 +52,7 @@ def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
     if document:
         images = complete_images(document, base.matrix.model.images if base else {}, mistakes)
         document = replace(document, model=document.model.model_copy(update={"images": images}))
-    # A circular link does not exist, but is a mistake. A dangling link is a lock that was not written yet.
-    locked = load_yaml(lock, Lock, mistakes) if lock.exists() or is_circular(lock) else None
+    locked = load_yaml(lock, Lock, mistakes) if os.path.lexists(lock) else None
     mistakes.stop_if_any()
     assert document
     own_lock = locked.model if locked else Lock()
@@ -80,15 +78,6 @@ def with_lock_in(project: Project, folder: Path) -> Project:
     for file in files:
         own = own.over(read_yaml(file, Lock).model) if file.exists() else own
     return project.with_own_lock(own, folder / LOCK)
-
-
-def is_circular(path: Path) -> bool:
-    """Return whether a path is a link that leads to itself."""
-    try:
-        path.stat()
-    except OSError as error:
-        return error.errno == errno.ELOOP
-    return False
 
 
 def load_components(folder: Path, mistakes: Mistakes) -> dict[str, YamlFile[Component]]:
