@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from imagebuild.core.console import doing
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
+from imagebuild.core.fields import DIGEST
 from imagebuild.oci import engine
 from imagebuild.oci.layout import (
     INDEX_FILE,
@@ -161,6 +162,8 @@ def image_of(
         config = json.loads(place.blob(document["config"]["digest"]))
         layers = [Descriptor.from_json(layer) for layer in document["layers"] or ()]
         diff_ids = (config.get("rootfs") or {}).get("diff_ids") or ()
+        if wrong := [diff_id for diff_id in diff_ids if not re.fullmatch(DIGEST, diff_id)]:
+            raise ValueError(f"the diff id {wrong[0]!r} is not a digest")
         if len(diff_ids) != len(layers):
             raise ValueError(f"the configuration names {len(diff_ids)} layers, but the manifest {len(layers)}")
         if unknown := [layer.media_type for layer in layers if not LAYER_TYPES.fullmatch(layer.media_type)]:

@@ -56,6 +56,8 @@ MOST_MANIFESTS = 1000
 """Maximum number of manifests in an index, and of attachments of an image. Each of them costs requests."""
 REFERRERS_TAG = re.compile(r"sha256-([0-9a-f]{64})(?:\.([a-z]+))?")
 """Matches tags that do not name images: tags of lists of attachments, and tags of attachments that cosign 2 wrote."""
+ANY_DIGEST = re.compile(r"[a-z0-9]+([+._-][a-z0-9]+)*:[A-Za-z0-9=_-]+")
+"""Matches digests of all algorithms, as the OCI specification defines them."""
 UNREADABLE = (EOFError, OSError, ValueError, zlib.error, zstandard.ZstdError)
 """Errors caused by damaged or truncated content."""
 INDEX_FILE, MARK_FILE = "index.json", "oci-layout"
@@ -95,6 +97,8 @@ class Descriptor:
         texts = (document["mediaType"], document["digest"], document.get("artifactType") or "")
         if {*map(type, texts)} != {str} or type(document["size"]) is not int:
             raise TypeError("the type or digest of a descriptor is not a text, or the size is not a number")
+        if not ANY_DIGEST.fullmatch(document["digest"]):  # it becomes a part of URLs
+            raise TypeError(f"{document['digest']!r} is not a digest")
         return cls(
             media_type=document["mediaType"], digest=document["digest"], size=document["size"],
             platform=platform_of(document["platform"]) if document.get("platform") else None,

@@ -270,9 +270,9 @@ class Repository:
         return self.digest(digest) is not None
 
     @retried
-    def find(self, reference: str) -> layout.Manifest | None:
+    def find(self, reference: str, *, checked: bool = True) -> layout.Manifest | None:
         """Return the manifest of a tag or digest. None if the manifest does not exist.
-        Raises ResultError if it is not a manifest or index."""
+        Raises ResultError if it is not a manifest or index, unless `checked` is False."""
         answer = self._request("GET", f"manifests/{reference}", headers=ACCEPT)
         if answer.status_code == HTTPStatus.NOT_FOUND:
             return None
@@ -281,10 +281,13 @@ class Repository:
         expected = reference if ":" in reference else answer.headers.get("Docker-Content-Digest", manifest.digest)
         if expected != manifest.digest:
             raise TryAgain(f"{self}: the registry sent a manifest with the digest {manifest.digest}, not {expected}")
-        self._listed(reference, manifest)
+        if checked:
+            self.listed(reference, manifest)
         return manifest
 
-    def _listed(self, what: str, found: layout.Manifest | Mapping[str, Any]) -> tuple[layout.Descriptor, ...]:
+    def listed(self, what: str, found: layout.Manifest | Mapping[str, Any]) -> tuple[layout.Descriptor, ...]:
+        """Return the manifests in an index. `what` names it in messages.
+        Raises ResultError if it is not a manifest or index."""
         try:
             document = found.document if isinstance(found, layout.Manifest) else found
             layout.annotations_of(document)
@@ -447,7 +450,7 @@ class Repository:
                 # A registry with the API answers with an OCI error, for example for an unknown repository.
                 self.registry.lacks_referrers = not errors_in(answer)
                 return None
-            items += self._listed(f"the list of attachments of {digest}", json_of(answer))
+            items += self.listed(f"the list of attachments of {digest}", json_of(answer))
         if len(items) > layout.MOST_MANIFESTS:
             remedy = "delete those that you do not know"
             raise ResultError(f"{self}: {digest} has more than {layout.MOST_MANIFESTS} attachments; {remedy}")

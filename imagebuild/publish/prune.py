@@ -1,15 +1,18 @@
 """Deletion of old images from a staging repository, which contains the images that are not published yet.
 No other module deletes anything from a registry."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Literal
 
-from imagebuild.core.errors import CommandError
+from imagebuild.core.console import err
+from imagebuild.core.errors import CommandError, ResultError
+from imagebuild.core.fields import DIGEST
 from imagebuild.core.run import for_each
-from imagebuild.oci.layout import REFERRERS_TAG, manifests_of
+from imagebuild.oci.layout import REFERRERS_TAG
 from imagebuild.oci.reference import ImageReference
 from imagebuild.oci.registry import DeletionDisabled, Repository
 from imagebuild.project.plan import staged_tag
@@ -40,6 +43,7 @@ def judge_staged(
     An image is deleted if its last push is at least `limit` ago, all its tags were created by pushes to the staging
     repository, and no attachment refers to the image. For an index, the same conditions apply to the index and to every
     manifest in the index. A manifest in a deleted index is deleted, too, unless an index that is kept lists it.
+    What is not a manifest or index is kept, and so are the images that it names; a message says so.
     If `trust` is set, only signatures and attachments of this signer keep an image. Published repositories are not
     read, because they contain copies of the images. Raises CommandError if the registry fails."""
     registry, tags = staging.registry, staging.tags()
@@ -48,12 +52,19 @@ def judge_staged(
     # also used in registries without a referrers API.
     signed = {f"sha256:{match[1]}" for tag in tags if (match := REFERRERS_TAG.fullmatch(tag))}
     needed = set[str]() if trust else set(signed)
-    read = for_each(staging.find, names, registry, jobs=JOBS)
-    named = {tag: manifest for tag, manifest in zip(names, read, strict=True) if manifest}
-    whole = {m.digest: (m.digest, *(child.digest for child in manifests_of(m.document))) for m in named.values()}
+    read = for_each(lambda tag: staging.find(tag, checked=False), names, registry, jobs=JOBS)
+    whole: dict[str, tuple[str, ...]] = {}
     pushes: dict[str, datetime] = {}
-    for tag, manifest in named.items():
+    for tag, manifest in zip(names, read, strict=True):
+        if manifest is None:
+            continue
         digest = manifest.digest
+        try:
+            whole[digest] = (digest, *(child.digest for child in staging.listed(tag, manifest)))
+        except ResultError as error:
+            err.print(f"{error}; until then, the images that it names are kept")
+            whole[digest] = (digest, *re.findall(DIGEST, manifest.content.decode(errors="replace")))
+            needed.update(whole[digest])
         if pushed := _push_time(tag, digest):
             pushes[digest] = max(pushed, pushes.get(digest, pushed))
         else:
@@ -63,10 +74,14 @@ def judge_staged(
     asked = [part for part in dict.fromkeys(chain(*(whole[digest] for digest in old))) if part not in needed]
 
     def is_attached(digest: str) -> bool:
+        try:
+            has_signature = digest in signed or bool(staging.referrers(digest))
+        except ResultError as error:
+            err.print(f"{error}; until then, the image is kept")
+            return True
         if not trust:
-            return bool(staging.referrers(digest))
+            return has_signature
         image = ImageReference(registry.host, staging.name, digest=digest)
-        has_signature = digest in signed or bool(staging.referrers(digest))
         return has_signature and (
             not trust.image_problem(image) or any(one.value for one in read_attached(staging, digest, trust))
         )

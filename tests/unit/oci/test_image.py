@@ -114,6 +114,9 @@ def test_the_first_manifest_of_a_platform_is_chosen_as_engines_do(tmp_path: Path
     ("change", "reason"),
     [
         ({"rootfs": {"diff_ids": [f"sha256:{'0' * 64}"]}}, "the digest after decompression is sha256:"),
+        ({"rootfs": {"diff_ids": [""]}}, "the diff id '' is not a digest"),
+        ({"rootfs": {"diff_ids": [None]}}, "TypeError: expected string"),
+        ({"rootfs": {"diff_ids": [{}]}}, "TypeError: expected string"),
         ({"rootfs": {}}, "the configuration names 0 layers, but the manifest 1"),
         ({"architecture": "arm64"}, "the index lists it for linux/amd64, but its configuration is for linux/arm64"),
     ],

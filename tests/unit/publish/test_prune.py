@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from imagebuild.core.errors import CommandError
-from imagebuild.oci.layout import Attachment, Descriptor, referrers_tag
+from imagebuild.oci.layout import INDEX, Attachment, Descriptor, Manifest, referrers_tag
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Repository
 from imagebuild.project.plan import staged_tag
@@ -132,6 +132,19 @@ def test_shared_parts_stay_with_the_young(site: Site) -> None:
     assert verdicts[parts[0].digest].verdict == "needed"
     assert site.prune() == 2
     assert {young, parts[0].digest} <= site.left()
+
+
+@pytest.mark.parametrize("text", ['{"manifests": [{"digest": "@"}]}', '["@"]', '{"manifests": 5, "x": "@"}', "@"])
+def test_what_is_not_a_manifest_keeps_the_images_that_it_names(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    site = Site(FakeRegistry(referrers_api=False))
+    (old, _), (named, parts) = site.push(30), site.push(30)
+    sent = Manifest(text.replace("@", parts[0].digest).encode(), INDEX)
+    site.registry.repositories[STAGING].manifests[sent.digest] = sent
+    site.tag(sent.digest, staged_tag(sent.digest, NOW - timedelta(days=30)))
+    assert {v.digest: v.verdict for v in site.verdicts().values()} == {old: "delete", named: "needed", sent.digest: "needed"}
+    assert "is not a manifest or index" in capsys.readouterr().err
+    site.tag(sent.digest, referrers_tag(old))  # the list of the attachments of the other image
+    assert site.prune() == 0
 
 
 def test_a_registry_that_deletes_no_part_of_an_index(site: Site) -> None:
