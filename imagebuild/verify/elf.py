@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import yaml
 from elftools.common.exceptions import ELFError
@@ -73,6 +74,8 @@ def gpu_code(file: IO[bytes], offset: int, size: int) -> frozenset[GpuCode]:
 SYMBOL = struct.Struct("<IBBHQQ")
 """An entry of a symbol table: offset of the name, kind, visibility, section, address, size."""
 WEAK = 2
+LONGEST_SYMBOL = 128
+"""Maximum length of the name of a symbol, in bytes. The rest of a longer name is left out."""
 SYMBOLS = re.compile(PATTERNS["symbols"].encode())
 TEXTS = [
     (re.compile(soname), re.compile(rf"(?<=\0)({text})(?=[\0\n])".encode()))
@@ -86,11 +89,15 @@ def symbols(table: bytes, names: bytes) -> tuple[tuple[str, ...], tuple[str, ...
     found: tuple[set[str], set[str]] = set(), set()
     for start, kind, _, section, _, _ in SYMBOL.iter_unpack(table) if SYMBOLS.search(names) else ():
         if SYMBOLS.match(names, start) and (section or kind >> 4 != WEAK):
-            found[section == 0].add(names[start : names.index(b"\0", start)].decode("ascii", "replace"))
+            name = names[start : start + LONGEST_SYMBOL].partition(b"\0")[0]
+            found[section == 0].add(name.decode("ascii", "replace"))
     return tuple(sorted(found[0])), tuple(sorted(found[1]))
 
 
 MAGIC = b"\x7fELF"
+LEAST_READS, MOST_READS, MOST_BYTES = 20_000, 2_000_000, 1 << 20
+"""Limits of the work for one file: the number of reads for the smallest and the largest file, and the number of bytes
+that may be read in addition to eight times the size of the file."""
 VERSION_IS_WEAK = 2
 """Flag of a needed symbol version that the library may lack."""
 TAGS = {"DT_SONAME": "soname", "DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
@@ -101,10 +108,32 @@ class NotElf(Exception):
     """The error for a file that begins like an ELF file, but whose tables cannot be read."""
 
 
+class _Limited:
+    """A file that can be read only a limited number of times. Tables of a hostile file are endless or overlap."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.seek, self.tell, self._read = file.seek, file.tell, file.read
+        size = file.seek(0, os.SEEK_END)
+        self._reads, self._bytes = min(LEAST_READS + size // 32, MOST_READS), MOST_BYTES + 8 * size
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._read(size)
+        self._reads, self._bytes = self._reads - 1, self._bytes - len(data)
+        if self._reads < 0 or self._bytes < 0:
+            raise NotElf("its tables are endless, or much larger than the file")
+        return data
+
+
+def _data(section: Any) -> bytes:
+    if section.compressed:  # only debuggers read compressed sections
+        raise NotElf(f"the section {section.name} is compressed")
+    return cast(bytes, section.data())
+
+
 def read(file: IO[bytes]) -> Elf:
     """Read an ELF file. Raises NotElf if its tables cannot be read."""
     try:
-        return _read(file)
+        return _read(cast(IO[bytes], _Limited(file)))
     except (ELFError, struct.error, ValueError, KeyError, IndexError, TypeError, AttributeError,
             AssertionError, OverflowError, UnicodeDecodeError, OSError, MemoryError) as error:  # fmt: skip
         raise NotElf(f"{type(error).__name__}: {error}") from None
@@ -140,9 +169,9 @@ def _read(file: IO[bytes]) -> Elf:
             # The first version in this section is the name of the file itself.
             values["offers"] = tuple(next(iter(names)).name for _, names in section.iter_versions())
         elif isinstance(section, SymbolTableSection) and section["sh_type"] == "SHT_DYNSYM":
-            values["defines"], values["uses"] = symbols(section.data(), section.stringtable.data())
+            values["defines"], values["uses"] = symbols(_data(section), _data(section.stringtable))
         elif section.name == ".rodata" and wanted:
-            values["texts"] = tuple(sorted({text.decode() for text in wanted.findall(b"\0" + section.data())}))
+            values["texts"] = tuple(sorted({text.decode() for text in wanted.findall(b"\0" + _data(section))}))
         elif section.name in SECTIONS and section["sh_type"] != "SHT_NOBITS":
             gpu |= gpu_code(file, section["sh_offset"], section["sh_size"])
     values |= {"soname": soname} | {name: tuple(texts) for name, texts in lists.items()}

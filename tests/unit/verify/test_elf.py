@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import random
+import struct
 import tempfile
 from pathlib import Path
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
 from imagebuild.oci.layout import Blob
 from imagebuild.verify import elf
@@ -48,6 +50,23 @@ def test_a_damaged_file_is_none_and_never_crashes() -> None:
         except NotElf:
             refused += 1
     assert refused > 100
+
+
+@pytest.mark.parametrize("section", [".gnu.version_r", ".gnu.version_d", ".dynsym"])
+def test_tables_without_end_are_not_read(section: str) -> None:
+    """Tables that lead back to themselves, and a section that would be much larger after decompression."""
+    data = bytearray(REAL["libx.so"])
+    whole = ELFFile(io.BytesIO(data))
+    found = whole.get_section_by_name(section)
+    header, at = whole["e_shoff"] + whole.get_section_index(section) * 64, found["sh_offset"]
+    if section == ".dynsym":
+        struct.pack_into("<Q", data, header + 8, 0x802)  # SHF_COMPRESSED
+        struct.pack_into("<IIQQ", data, at, 1, 0, 1 << 40, 1)
+    else:
+        struct.pack_into("<I", data, header + 44, 0xFFFFFFFF)
+        struct.pack_into("<I", data, at + (12 if section.endswith("r") else 16), 0)
+    with pytest.raises(NotElf, match="is compressed" if section == ".dynsym" else "its tables are endless"):
+        read(bytes(data))
 
 
 def test_parts_of_fat_binaries() -> None:
