@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -14,8 +15,9 @@ from imagebuild.cli import options
 
 ENDS = (".json", ".log", ".txt", "Dockerfile")
 """Ends of the names of files that are packed from the folder of the builds."""
-LARGEST, MOST = 16 << 20, 500
-"""Maximum size in bytes of a file, of which otherwise only the end is packed, and maximum number of files."""
+LARGEST, MOST, DEEPEST = 16 << 20, 500, 20
+"""Maximum size in bytes of a file, of which otherwise only the end is packed, maximum number of files, and of folders in
+a path."""
 
 
 @options.command()
@@ -25,8 +27,8 @@ def bug_report(project: options.ProjectFiles, folder: Path, output: Path) -> Non
     from imagebuild.core.run import run_program
 
     place, about, rows = project.folder, options.table("bug_report")["parts"], list[tuple[str, str, str]]()
-    with tempfile.TemporaryDirectory(prefix="imagebuild-") as name:
-        made, top = Path(name, "made"), Path(name, "imagebuild-bug-report")
+    with tempfile.TemporaryDirectory(prefix="imagebuild-") as scratch:
+        made, top = Path(scratch, "made"), Path(scratch, "imagebuild-bug-report")
         made.mkdir()
         where = {options.PROJECT_VARIABLE: str(project.root)} if project.root else {}
         own = (sys.executable, "-m", "imagebuild")
@@ -37,13 +39,14 @@ def bug_report(project: options.ProjectFiles, folder: Path, output: Path) -> Non
         own_files = filter(is_regular, (place / "matrix.yaml", place / "imagebuild.lock"))
         files += [(f"project/{path.name}", path) for path in own_files]
         files += [(str(path.relative_to(made)), path) for path in files_in(made, ("",))]
-        for packed, path in files:
+        for name, path in files:
+            packed = re.sub("[\n\ufffd]", "_", redacted_text(visible(name)))
             text = redacted_text(visible(end_of(path)))
             write_text(top / packed, text.encode(errors="replace").decode())
             rows.append((packed, str(len(text)), about[packed.partition("/")[0]]))
         lines = [f"imagebuild {__version__}", *notes, *map("  ".join, rows)]
         write_text(top / "README", "\n".join([*lines, ""]))
-        content = Path(shutil.make_archive(f"{name}/packed", "gztar", name, top.name)).read_bytes()
+        content = Path(shutil.make_archive(f"{scratch}/packed", "gztar", scratch, top.name)).read_bytes()
     write_bytes(output, content)
     print_table(("file", "characters", "what it is"), rows)
     out.print("\n".join([*notes, f"{output}: {format_size(len(content))}; read it, then attach it to the issue"]))
@@ -55,7 +58,8 @@ def files_in(folder: Path, ends: tuple[str, ...]) -> list[Path]:
 
     def found() -> Iterator[Path]:
         for place, folders, names in () if folder.is_symlink() else os.walk(folder):
-            folders[:] = sorted(name for name in folders if name not in ("blobs", "ingest"))
+            is_deep = len(Path(place).relative_to(folder).parts) > DEEPEST
+            folders[:] = sorted(name for name in folders if name not in ("blobs", "ingest") and not is_deep)
             paths = (Path(place, name) for name in sorted(names) if name.endswith(ends))
             yield from (path for path in paths if is_regular(path) and path.stat().st_size)
 
@@ -73,4 +77,9 @@ def end_of(path: Path) -> str:
         left_out = max(0, path.stat().st_size - LARGEST)
         file.seek(left_out)
         text = file.read(LARGEST).decode(errors="replace")
-        return f"… {left_out} bytes left out …\n{text}" if left_out else text
+    if not left_out:
+        return text
+    # The beginning may be a part of a secret or of a private key.
+    text = text.partition("\n")[2]
+    head, mark, rest = text.partition("-----END")
+    return f"… {left_out} bytes left out …\n{rest if mark and '-----BEGIN' not in head else text}"

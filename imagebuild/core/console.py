@@ -319,7 +319,9 @@ def redacted_text(value: str) -> str:
         value = pattern.sub(BLANK, value)
     for secret in _secret_variables():
         value = value.replace(secret, BLANK)
-    return _patterns()["assigned"][0].sub(rf"\1{BLANK}", value)
+    for pattern in _patterns()["assigned"]:
+        value = pattern.sub(rf"\1{BLANK}", value)
+    return value
 
 
 def kept_environment(variables: Mapping[str, str]) -> dict[str, str]:

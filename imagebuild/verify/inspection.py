@@ -91,7 +91,7 @@ class Inspection:
         """The files of the distribution's packages, each as its path without `usr/` and its MD5."""
         packaged: set[tuple[str, str]] = set()
         for entry in self.tree:
-            if entry.text and entry.path.endswith("md5sums"):
+            if entry.text and entry.path.startswith("var/lib/dpkg/") and entry.path.endswith("md5sums"):
                 lines = (line.split(None, 1) for line in entry.text.decode("utf-8", "replace").splitlines())
                 packaged |= {(merged(path), md5) for md5, path in (line for line in lines if len(line) == 2)}
         return packaged

@@ -30,7 +30,7 @@ OVERLAP = 16 << 10
 certificate is missed. Secrets and certificates are shorter than this."""
 FEWEST_DIFFERENT = 8
 """Minimum number of different characters in a real token. Tokens in examples usually repeat one letter."""
-PEM = re.compile(rb"-----BEGIN CERTIFICATE-----\s([A-Za-z0-9+/=\s]{64,}?)-----END CERTIFICATE-----")
+PEM = re.compile(rb"-----BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----\s([A-Za-z0-9+/=\s]{64,}?)-----END ")
 SECRETS = [
     (s["kind"], [t.encode() for t in s["texts"]], re.compile(s["pattern"].encode())) for s in PATTERNS["secrets"]
 ]
@@ -62,15 +62,16 @@ def secrets_in(data: bytes, *, settings: bool = False, binary: bool = False) -> 
     return found | ({ADDRESS} if settings and not binary and CREDENTIALS.search(data) else set())
 
 
-def search(pieces: Iterable[bytes], *, settings: bool) -> tuple[set[str], set[str]]:
-    """Return the kinds of secrets in a file, and the digests of its certificates."""
+def search(pieces: Iterable[bytes], *, settings: bool, is_text: bool = False) -> tuple[set[str], set[str]]:
+    """Return the kinds of secrets in a file, and the digests of its certificates.
+    A file that begins with NUL characters is treated as binary, unless `is_text` is set."""
     secrets, certificates = set[str](), set[str]()
-    tail, binary = b"", None
+    tail, binary = b"", False if is_text else None
     for piece in pieces:
         binary = b"\0" in piece[:4096] if binary is None else binary
         data = tail + piece
         secrets |= secrets_in(data, settings=settings, binary=binary)
-        if not binary and b"BEGIN CERTIFICATE" in data:
+        if not binary and b"CERTIFICATE-----" in data:
             bodies = (b"".join(match[1].split()) for match in PEM.finditer(data))
             certificates |= {hashlib.sha256(body).hexdigest()[:16] for body in bodies}
         tail = data[-OVERLAP:]
@@ -172,7 +173,8 @@ def _content(content: Iterator[bytes], path: str, size: int, privileged: bool) -
     pieces = hashed()
     first = next(pieces)
     pieces = chain([first], pieces)
-    if first.startswith(elf.MAGIC):
+    is_text = is_a("text", path)
+    if first.startswith(elf.MAGIC) and not is_text:
         # Not searched for secrets: crypto libraries contain test keys, and nobody compiles a real key into a program.
         with tempfile.SpooledTemporaryFile(IN_MEMORY) as copy:
             for piece in pieces:
@@ -185,6 +187,6 @@ def _content(content: Iterator[bytes], path: str, size: int, privileged: bool) -
     script = first[:LONGEST_SCRIPT_LINE].partition(b"\n")[0] if first.startswith(b"#!") else b""
     if is_a("kept", path) and size <= KEPT_SIZE:
         pieces = iter([text := b"".join(pieces)])
-    secrets, certificates = search(pieces, settings=is_a("settings", path))
+    secrets, certificates = search(pieces, settings=is_a("settings", path), is_text=is_text)
     about = {"text": text, "script": script.decode("utf-8", "replace")}
     return {**about, "secrets": tuple(sorted(secrets)), "certificates": tuple(sorted(certificates)), **hashes()}

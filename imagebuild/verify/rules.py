@@ -185,8 +185,9 @@ def no_backdoors(inspection: Inspection) -> Iterator[Finding]:
                     yield Finding(f"/{entry.path}", f"{text}: {found[0].strip()[:80]!r}; remove the line")
                 elif entry.kind != "file" or (entry.sha256 and entry.text is None):
                     yield Finding(f"/{entry.path}", f"{text}, and cannot be read as text; remove the file")
-    for account, fields in _accounts(inspection, "etc/passwd").items():
-        if account != "root" and len(fields) > 2 and fields[2].strip().lstrip("0") == "":
+    for number, (account, *fields) in enumerate(_accounts(inspection, "etc/passwd")):
+        # As in C, a sign may precede an id.
+        if (account != "root" or number) and len(fields) > 1 and re.fullmatch(r"\s*[+-]?0*\s*", fields[1]):
             yield Finding(account, "this account in /etc/passwd has the id 0, as root; give it another id")
 
 
@@ -365,32 +366,38 @@ def user(inspection: Inspection) -> Iterator[Finding]:
     Kubelets cannot compare a name with `runAsNonRoot`, and refuse root in any spelling. Images of this project also
     have a user with id 1000."""
     accounts = _accounts(inspection, "etc/passwd")
-    hashes = _accounts(inspection, "etc/shadow")
     name, _, group = str(inspection.image.settings.get("User") or "").partition(":")
-    if name and not name.isdigit() and name not in accounts:
+    if name and not name.isdigit() and name not in [row[0] for row in accounts]:
         yield Finding(name, "containers start as this user, but /etc/passwd does not contain it; write UID:GID")
     elif name != "root" and not (name + group).isdigit() and name + group:
-        ids = next((":".join(row[2:4]) for row in accounts.values() if name in (row[0], row[2])), "UID:GID")
+        ids = next((":".join(row[2:4]) for row in accounts if name in (row[0], *row[2:3])), "UID:GID")
         yield Finding(name, f"containers start as a name, which kubelets cannot check (runAsNonRoot); write USER {ids}")
-    for account, fields in (*accounts.items(), *hashes.items()):
-        password = fields[1] if len(fields) > 1 else ""
-        if password == "":
-            yield Finding(account, "can log in without a password")
-        elif not password.startswith(("x", "*", "!")):
-            yield Finding(account, "has a password; its hash is in the image")
+    for path in ACCOUNTS:
+        if (entry := inspection.tree.find(path)) and entry.sha256 and entry.text is None:
+            yield Finding(f"/{path}", "cannot be read as text, so its accounts are unknown; replace it by a short file")
+        for account, *fields in _accounts(inspection, path):
+            password = fields[0] if fields else ""
+            if password == "" and not path.endswith("-"):
+                yield Finding(account, "can log in without a password")
+            elif not password.startswith(("x", "*", "!")) and password:
+                yield Finding(account, "has a password; its hash is in the image")
     if inspection.image.labels.get("imagebuild.target"):
-        normal = next((fields for fields in accounts.values() if len(fields) > 5 and fields[2] == "1000"), None)
+        normal = next((fields for fields in accounts if len(fields) > 5 and fields[2] == "1000"), None)
         if normal is None:
             yield Finding("1000", "no user has this id")
         elif (home := inspection.tree.find(normal[5])) is None or home.kind != "folder":
             yield Finding(normal[0], f"the home folder {normal[5]} does not exist")
 
 
-def _accounts(inspection: Inspection, path: str) -> dict[str, list[str]]:
-    """Map each account's name to the fields of its line in /etc/passwd or /etc/shadow."""
+ACCOUNTS = ("etc/passwd", "etc/shadow", "etc/passwd-", "etc/shadow-")
+"""Files with accounts. Programs that change the first two keep the old content in the others."""
+
+
+def _accounts(inspection: Inspection, path: str) -> list[list[str]]:
+    """Return the fields of each line in a file with accounts. Of several accounts with a name, programs use the first."""
     entry = inspection.tree.find(path)
     lines = ((entry.text if entry else None) or b"").decode("utf-8", "replace").splitlines()
-    return {line.partition(":")[0]: line.split(":") for line in lines if line and not line.startswith("#")}
+    return [line.split(":") for line in lines if line and not line.startswith("#")]
 
 
 def size(inspection: Inspection) -> Iterator[Finding]:

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from posixpath import normpath
 
+from imagebuild.oci.layout import KEPT_SIZE
 from imagebuild.verify.files import EMPTY_SHA256, FileEntry, Finding
 from imagebuild.verify.inspection import Inspection
 
 RECORD = re.compile(r"^(?P<site>.+)/(?P<name>[^/]+?)-(?P<version>[^/-]+)\.dist-info/RECORD$")
+csv.field_size_limit(KEPT_SIZE)  # without it, a long line is an error
 NCCL = re.compile(r"NCCL version (?P<version>[\d.]+)(\+cuda(?P<cuda>\d+))?")
 
 
@@ -40,9 +42,10 @@ def installed_wheels(inspection: Inspection) -> list[Wheel]:
             rows = csv.reader(entry.text.decode("utf-8", "replace").splitlines())
             files = {}
             for path, code, *_ in (row for row in rows if len(row) > 1):
+                real = normpath(f"{match['site']}/{path}")
                 # pip writes scripts, which are in other folders, and compiles modules.
-                if code.startswith("sha256=") and not path.startswith(("../", "/")) and not path.endswith(".pyc"):
-                    files[normpath(f"{match['site']}/{path}")] = record_hash(code)
+                if code.startswith("sha256=") and real.startswith(f"{match['site']}/") and not path.endswith(".pyc"):
+                    files[real] = record_hash(code)
             wheels.append(Wheel(match["name"].replace("_", "-"), match["version"], files))
     return wheels
 
