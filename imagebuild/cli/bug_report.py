@@ -16,8 +16,8 @@ from imagebuild.cli import options
 ENDS = (".json", ".log", ".txt", "Dockerfile")
 """Ends of the names of files that are packed from the folder of the builds."""
 LARGEST, MOST, DEEPEST = 16 << 20, 500, 20
-"""Maximum size in bytes of a file, of which otherwise only the end is packed, maximum number of files, and of folders in
-a path."""
+"""Maximum size in bytes of a file, of which otherwise only the end is packed, maximum number of files, and maximum
+number of folders in a path."""
 
 
 @options.command()

@@ -32,6 +32,8 @@ UNPACK: Mapping[str, Callable[[IO[bytes]], Any]] = {
 """Maps each file name of a package index to the function that decompresses the file. The smallest file comes first."""
 LARGEST_INDEX = 512 << 20
 """Maximum size of a decompressed package index, in bytes."""
+LONGEST_VERSION = 1000
+"""Maximum length of the version of a package. Python refuses numbers of more than 4300 digits."""
 ETC = Path("/etc/apt")
 _ONE_LINE = re.compile(r"^\s*deb\s+(?:\[(?P<options>[^]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)(?P<components>.*)$")
 
@@ -58,7 +60,7 @@ def invalid_because(release: Release, now: datetime) -> str | None:
     ):
         try:
             date = parsedate_to_datetime(release[field]).astimezone(UTC) if release.get(field) else now
-        except ValueError:
+        except (ValueError, OverflowError):
             raise ResultError(f"{field} in the Release file is not a date: {release[field]!r}; {RETRY}") from None
         if sign * (date - now).total_seconds() > late:
             return problem.format(release[field])
@@ -69,8 +71,12 @@ def package_indexes(release: Release, folder: str = "") -> tuple[tuple[str, str,
     """Return the path, name and sha256 of each package index that a Release file lists, the smallest file first.
 
     `folder` is the folder of a component, such as `main/binary-amd64/`. `folder` is empty for a flat repository. If the
-    server also has the file under its hash, this path comes first, because it cannot change between two requests."""
-    listed = {posixpath.normpath(file["name"]): file["SHA256"] for file in release.get("SHA256", ())}
+    server also has the file under its hash, this path comes first, because it cannot change between two requests.
+    Raises ResultError if the list cannot be read."""
+    try:
+        listed = {posixpath.normpath(file["name"]): file["SHA256"] for file in release.get("SHA256", ())}
+    except (KeyError, TypeError):
+        raise ResultError(f"SHA256 in the Release file is not a list of hashes, sizes and names; {RETRY}") from None
     by_hash = release.get("Acquire-By-Hash", "").lower() == "yes"
     return tuple(
         (path, name, listed[folder + name])
@@ -150,6 +156,8 @@ def upstream_version(version: str) -> str:
 
 def version_key(version: str) -> NativeVersion:
     """Return a key that sorts versions of packages as dpkg does. Raises ResultError if the text is not a version."""
+    if len(version) > LONGEST_VERSION:
+        raise ResultError(f"the version {version[:20]}… is longer than {LONGEST_VERSION} characters")
     try:
         return NativeVersion(version)
     except ValueError as error:

@@ -8,8 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -196,7 +196,9 @@ alternatives. All axes in the condition have to match. The key `image` stands fo
 
 def natural_order(text: str) -> list[tuple[int, int, str]]:
     """Return a sort key for texts with numbers, which sorts `12.9` before `12.10`."""
-    return [(1, int(p), "") if p.isdecimal() else (0, 0, p) for p in re.split(r"(\d+)", text) if p]
+    # The length of a number compares numbers of any length.
+    parts = [p.lstrip("0") if p.isdecimal() else p for p in re.split(r"(\d+)", text) if p]
+    return [(1, len(p), p) if p == "" or p.isdecimal() else (0, 0, p) for p in parts]
 
 
 def full_reference(reference: str) -> str:
@@ -218,11 +220,11 @@ def satisfies(value: str, wanted: str) -> bool:
         return value == wanted
     try:
         specifier = SpecifierSet(wanted)
-    except InvalidSpecifier:
+    except ValueError:  # also for a number of more than 4300 digits
         raise ValueError(f"{wanted!r} is not a version specifier; write a specifier such as '>=13,<13.4'") from None
     try:
         return specifier.contains(Version(value), prereleases=True)
-    except InvalidVersion:
+    except ValueError:
         return False
 
 

@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,7 +36,7 @@ def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | N
         text = read_text(path)
         # A JSON file is also YAML, but a JSON parser is a hundred times faster, and locks are long.
         is_json = text.startswith("{") and path.suffix not in (".yaml", ".yml")
-        data = json.loads(text) if is_json else reader.read(text)
+        data = json.loads(text, object_pairs_hook=distinct_keys) if is_json else reader.read(text)
         if not found.texts:
             return YamlFile(path, model.model_validate(data), reader.lines)
     except ConfigError as error:
@@ -55,11 +57,23 @@ def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | N
         found.add(f"{path}:{line + 1}", f"not YAML: {problem}; {remedy}")
     except ValidationError as error:
         if not reader.lines:  # the JSON parser does not record lines
-            reader.read(text)
+            with suppress(yaml.YAMLError, RecursionError):  # JSON that is not YAML
+                reader.read(text)
         for loc, problem in _problems(error, data, model):
             found.add(f"{path}:{line_of(reader.lines, loc)}", f"{dotted_key(loc)}: {problem}")
+    except ValueError as error:
+        found.add(f"{path}:1", f"not JSON: {error}; restore the file from git")
     mistakes.texts += found.texts
     return None
+
+
+def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object. Raises ValueError if a key appears twice, as people may read another value than Python."""
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the key {name!r} appears twice")
+    return result
 
 
 def read_yaml(path: Path, model: type[M]) -> YamlFile[M]:

@@ -25,11 +25,13 @@ from imagebuild.project.lockfile import LockedRepository, PackageSource
 
 TIMEOUT_S = 60
 SIGNED = re.compile(
-    rb"\A-----BEGIN PGP SIGNED MESSAGE-----.*?\n\r?\n(?P<text>.*)-----BEGIN PGP SIGNATURE-----.*", re.DOTALL
+    rb"(?s)\A-----BEGIN PGP SIGNED MESSAGE-----\s*?\n(?:\w[^\n]*\n)*+\r?\n(?P<text>.*)-----BEGIN PGP SIGNATURE-----.*"
 )
 KEYRING = re.compile(r"(^|/)usr/share/keyrings/[^/]+\.(gpg|asc|pgp)$")
 LARGEST_KEY = 1 << 20
 """Maximum size of a keyring in a package, in bytes."""
+LARGEST_RELEASE = str(64 << 20)
+"""Maximum size in bytes of a Release file. A message of a few kilobytes can be unpacked to many gigabytes."""
 SHOWN = 5
 """Maximum number of versions or packages in a message."""
 KEY_REMEDY = "set `key` of the component's `repository` to the URL of its key"
@@ -52,7 +54,7 @@ def signed_release(
         keys, signed, text, status = (folder / name for name in ("keys", "signed", "text", "status"))
         keys.write_bytes(key)
         signed.write_bytes(content if signature is None else signature)
-        check: tuple[str, ...] = ("--output", str(text), "--decrypt", str(signed))
+        check: tuple[str, ...] = ("--max-output", LARGEST_RELEASE, "--output", str(text), "--decrypt", str(signed))
         if signature is not None:
             text.write_bytes(content)
             check = ("--verify", str(signed), str(text))

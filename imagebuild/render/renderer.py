@@ -23,7 +23,7 @@ from imagebuild.render.templates import Templates
 MAY_CHANGE_FOLDERS = re.compile(
     r"/out/(\w+|\{[\w,]+\}|\$\w+)/(tmp|root|run|s?bin|lib(64)?|var/(tmp|run))\b"
     r"|\b(umask|chown|rsync|cpio|unzip)\b|(-C|--directory[= ]|-x \S+|-d) ?[\"']?/out/"
-    r"|cp -\w*[ap]\w* .*/\. [\"']?/out/\w+/?[\"'\s]"
+    r"|cp -(?=\w{0,30}[ap])\w++ (?:(?!cp -).)*/\. [\"']?/out/\w+/?[\"'\s]"
 )
 """Matches commands that can leave folders of the base image in /out/ as another kind of file, or with another mode or
 owner. `mkdir` and `install` make folders as they are there."""
@@ -128,7 +128,8 @@ class Renderer:
             raise ConfigError(f"{path}:{number}: {problem}")
         if not re.search(rf"^(?i:FROM) .* (?i:AS) {name}$", text, re.MULTILINE):
             raise ConfigError(f"{path}:1: has no stage {name}; write `FROM … AS {name}`")
-        own_last = re.search(rf"^(?i:FROM) (?!.*scratch ).* (?i:AS) {name}\n(?!(.*\n)*(?i:FROM) )", text, re.MULTILINE)
+        last = re.findall(r"^(?i:FROM) .*$", text, re.MULTILINE)[-1]
+        own_last = re.fullmatch(rf"(?i:FROM) (?!.*scratch ).* (?i:AS) {name}", last)
         if own_last and not component.stage_only and MAY_CHANGE_FOLDERS.search(text):
             text += "\n" + self._templates.render("folders.j2", name=name)
         return self._stages.setdefault(stage, f"{heading}\n{text}")

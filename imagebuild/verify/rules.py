@@ -394,7 +394,7 @@ ACCOUNTS = ("etc/passwd", "etc/shadow", "etc/passwd-", "etc/shadow-")
 
 
 def _accounts(inspection: Inspection, path: str) -> list[list[str]]:
-    """Return the fields of each line in a file with accounts. Of several accounts with a name, programs use the first."""
+    """Return the fields of each line in a file with accounts. Programs use the first of several lines with a name."""
     entry = inspection.tree.find(path)
     lines = ((entry.text if entry else None) or b"").decode("utf-8", "replace").splitlines()
     return [line.split(":") for line in lines if line and not line.startswith("#")]

@@ -155,14 +155,14 @@ def test_no_link_and_no_name_in_the_folder_leads_out_of_it(
     assert ({*own.iterdir()}, (own / "key").read_text()) == ({own / "key", own / "config.json"}, SECRET)
     (project / "given" / "lock-report.json").unlink()
     os.mkfifo(project / "given" / "lock-report.json")
-    for name in (b"\xff.log", b"a\nb.log", b"\x1b[2m.log", b"token=%s.log" % SECRET.encode(), b"d/" * 30 + b"x.log"):
-        path = Path(os.fsdecode(os.fsencode(project / "given") + b"/" + name))
+    for odd in (b"\xff.log", b"a\nb.log", b"\x1b[2m.log", b"token=%s.log" % SECRET.encode(), b"d/" * 30 + b"x.log"):
+        path = Path(os.fsdecode(os.fsencode(project / "given") + b"/" + odd))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
     cut = f"{KEY}password: {SECRET}\n" + "x" * (bug_report.LARGEST - 40) + "\n"
     (project / "given" / "cut.log").write_text(cut)
     assert command("bug-report", "given")[0] == 0
     texts = unpacked(project / "imagebuild-bug-report.tar.gz")
-    names = {name.removeprefix("folder/") for name in texts if name.startswith("folder/")}
-    assert names == {"_.log", "a_b.log", ".log", "token=(redacted)", "cut.log"}
+    packed = {name.removeprefix("folder/") for name in texts if name.startswith("folder/")}
+    assert packed == {"_.log", "a_b.log", ".log", "token=(redacted)", "cut.log"}
     assert {SECRET[-6:], "b3BlbnNz"} & {*re.findall(r"\w{6,8}", str(texts))} == set()

@@ -1,6 +1,6 @@
 import pytest
 
-from imagebuild.core.fields import matches, satisfies
+from imagebuild.core.fields import matches, natural_order, satisfies
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,7 @@ from imagebuild.core.fields import matches, satisfies
         ("debian13", ">=13", False),
         ("5.0.7-1", ">=5", True),
         ("runtime", "!=1", False),
+        ("1" * 5000, ">=1", False),
     ],
 )
 def test_satisfies(value: str, wanted: str, answer: bool) -> None:
@@ -23,6 +24,11 @@ def test_satisfies(value: str, wanted: str, answer: bool) -> None:
 def test_a_broken_specifier_is_an_error_even_for_a_value_that_is_no_version() -> None:
     with pytest.raises(ValueError, match="not a version specifier"):
         satisfies("debian13", ">=thirteen")
+
+
+def test_numbers_in_texts_are_sorted_by_their_value() -> None:
+    texts = ["a", "a0", "a007", "a12.9", "a12.10", f"a1{'0' * 5000}"]
+    assert sorted({*texts}, key=natural_order) == texts
 
 
 def test_every_axis_named_must_match_and_any_alternative_will_do() -> None:

@@ -11,7 +11,7 @@ import pytest
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.http import Patience
 from imagebuild.core.run import run_program
-from imagebuild.lock.repositories import signed_release
+from imagebuild.lock.repositories import SIGNED, signed_release
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.lockfile import LockedRepository, PackageSource
 from tests.unit.conftest import at
@@ -35,6 +35,15 @@ def test_only_what_is_signed_counts(downloads: Server) -> None:
     evil = f"SHA256:\n {hashlib.sha256(other).hexdigest()} 9 Packages.gz\n\n".encode()
     downloads.replaced["/repo/InRelease"] = evil + text
     assert resolved(downloads, "tool").packages == {"tool": "1:1.0"}
+
+
+def test_a_release_that_is_not_signed_is_read_in_linear_time() -> None:
+    head = b"-----BEGIN PGP SIGNED MESSAGE-----\n"
+    assert not SIGNED.match(head + b"\n\n" * 500_000)
+    assert not SIGNED.match(head + b"Hash: x\n" * 500_000)
+    found = SIGNED.match(head + b"Hash: SHA512\r\n\r\nOrigin: a\n\nb\n-----BEGIN PGP SIGNATURE-----\n")
+    assert found
+    assert found["text"] == b"Origin: a\n\nb\n"
 
 
 def test_a_suite_that_is_not_flat() -> None:

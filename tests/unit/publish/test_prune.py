@@ -141,7 +141,8 @@ def test_what_is_not_a_manifest_keeps_the_images_that_it_names(text: str, capsys
     sent = Manifest(text.replace("@", parts[0].digest).encode(), INDEX)
     site.registry.repositories[STAGING].manifests[sent.digest] = sent
     site.tag(sent.digest, staged_tag(sent.digest, NOW - timedelta(days=30)))
-    assert {v.digest: v.verdict for v in site.verdicts().values()} == {old: "delete", named: "needed", sent.digest: "needed"}
+    verdicts = {digest: verdict.verdict for digest, verdict in site.verdicts().items()}
+    assert verdicts == {old: "delete", named: "needed", sent.digest: "needed"}
     assert "is not a manifest or index" in capsys.readouterr().err
     site.tag(sent.digest, referrers_tag(old))  # the list of the attachments of the other image
     assert site.prune() == 0

@@ -83,7 +83,8 @@ def test_what_targets_share_changes_none_of_them(project: Project, renderer: Ren
         ("tar -xf x.tar -C /out/runtime", True), ("dpkg-deb -x x.deb /out/$variant", True),
         ("cp -a tree/. /out/runtime/", True), ("mkdir -p /out/runtime/lib", True),
         ("mkdir -p /out/runtime/opt/x/lib", False), ("tar -xf x.tar -C /tmp", False),
-        ("cp -a lib/. /out/runtime/opt/x/", False),
+        ("cp -a lib/. /out/runtime/opt/x/", False), ("cp -a " * 200_000 + "tree/. /out/runtime/", True),
+        ("cp -" + "a" * 1_000_000, False),
     ],
 )  # fmt: skip
 def test_folders_of_the_base_are_kept(tiny: Files, command: str, *, is_kept: bool) -> None:

@@ -7,6 +7,7 @@ import random
 import struct
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from elftools.elf.elffile import ELFFile
@@ -56,7 +57,7 @@ def test_a_damaged_file_is_none_and_never_crashes() -> None:
 def test_tables_without_end_are_not_read(section: str) -> None:
     """Tables that lead back to themselves, and a section that would be much larger after decompression."""
     data = bytearray(REAL["libx.so"])
-    whole = ELFFile(io.BytesIO(data))
+    whole: Any = ELFFile(io.BytesIO(data))
     found = whole.get_section_by_name(section)
     header, at = whole["e_shoff"] + whole.get_section_index(section) * 64, found["sh_offset"]
     if section == ".dynsym":
