@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,6 +24,7 @@ from imagebuild.oci.layout import (
     Layout,
     Manifest,
     manifests_of,
+    parse_document,
     platform_of,
     unpack,
 )
@@ -159,7 +159,7 @@ def image_of(
     ResultError if the manifest does not describe an image, or if an engine would refuse the image."""
     with _explained(name or f"{place}@{manifest.digest}"):
         document = manifest.document
-        config = json.loads(place.blob(document["config"]["digest"]))
+        config = parse_document(place.blob(document["config"]["digest"]))
         layers = [Descriptor.from_json(layer) for layer in document["layers"] or ()]
         diff_ids = (config.get("rootfs") or {}).get("diff_ids") or ()
         if wrong := [diff_id for diff_id in diff_ids if not re.fullmatch(DIGEST, diff_id)]:
@@ -202,7 +202,7 @@ def images_in(source: Path | Iterable[bytes], folder: Path) -> tuple[PlatformIma
         raise ConfigError(f"{path}: {NO_IMAGE}")
     with _explained(str(path)):
         images: dict[str, PlatformImage] = {}
-        for image in _images(layout, json.loads(Blob(listing, 0).read()), str(path), set()):
+        for image in _images(layout, parse_document(Blob(listing, 0).read()), str(path), set()):
             if images.setdefault(image.platform, image) is not image:
                 raise ConfigError(f"{path}: contains several images for {image.platform}; save only one image")
     if not images:

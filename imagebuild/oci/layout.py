@@ -67,6 +67,50 @@ MEMBER = re.compile(rf"(?:\./)?({INDEX_FILE}|{MARK_FILE}|{BLOBS}/[0-9a-f]{{64}})
 NO_IMAGE = "neither an OCI image layout nor an archive with one, as `docker save` writes it since Docker 25"
 
 
+MAPS = frozenset({"annotations", "ExposedPorts", "Labels", "Volumes"})
+"""Objects whose keys are texts of the author. All other keys are those of the OCI specification."""
+KEYS = (
+    "annotations", "architecture", "artifactType", "author", "comment", "config", "created", "created_by", "data",
+    "diff_ids", "digest", "empty_layer", "history", "layers", "manifests", "mediaType", "os", "os.features",
+    "os.version", "platform", "rootfs", "schemaVersion", "size", "subject", "type", "urls", "variant", "ArgsEscaped",
+    "Cmd", "Entrypoint", "Env", "ExposedPorts", "Healthcheck", "Labels", "OnBuild", "Shell", "StopSignal", "Test",
+    "User", "Volumes", "WorkingDir",
+)  # fmt: skip
+FOLDED = {key.casefold(): key for key in KEYS}
+
+
+def parse_document(content: bytes) -> Any:
+    """Return the JSON value in a manifest, an index or a configuration.
+
+    Raises ValueError if it is not JSON, or if engines may read another value: Go ignores the case of keys, so that
+    `Layers` replaces `layers`, and merges objects whose key appears twice."""
+    try:
+        document = json.loads(content, object_pairs_hook=_distinct)
+        _check_case(document)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+    return document
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        raise ValueError("a key appears twice in a JSON object")
+    return result
+
+
+def _check_case(value: Any) -> None:
+    if isinstance(value, list):
+        for item in value:
+            _check_case(item)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            if (read_as := FOLDED.get(key.casefold(), key)) != key:
+                raise ValueError(f"engines read the key {key!r} as {read_as!r}")
+            if key not in MAPS:
+                _check_case(inner)
+
+
 @dataclass(frozen=True)
 class Descriptor:
     """An OCI descriptor: the type, digest and size of a blob or a manifest."""
@@ -120,10 +164,7 @@ class Manifest:
     @property
     def document(self) -> dict[str, Any]:
         """The parsed content. Raises ValueError if it is not JSON, or if it is both a manifest and an index."""
-        try:
-            document = dict(json.loads(self.content))
-        except RecursionError:
-            raise ValueError("the JSON is nested too deeply") from None
+        document = dict(parse_document(self.content))
         if document.get("manifests") and (document.get("layers") or document.get("config")):
             raise ValueError("it is both a manifest and an index, which engines refuse")
         return document

@@ -9,7 +9,6 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -76,10 +75,6 @@ class FactCache:
             err.print(f"{folder}: is not used, because other users can change or read it; remove this folder")
             return cls(None)
         return cls(folder)
-
-    def known(self, diff_ids: Iterable[str]) -> set[str]:
-        """Return the diff ids of the layers whose facts are known. These layers need not be exported or fetched."""
-        return {diff_id for diff_id in diff_ids if self._facts(diff_id) is not None}
 
     def find(self, blob: Blob, *, is_local: bool) -> Layer | None:
         """Return the facts about a layer; None if they are unknown, or if its stored bytes were never read.

@@ -114,6 +114,9 @@ def test_the_first_manifest_of_a_platform_is_chosen_as_engines_do(tmp_path: Path
     ("change", "reason"),
     [
         ({"rootfs": {"diff_ids": [f"sha256:{'0' * 64}"]}}, "the digest after decompression is sha256:"),
+        ({"Config": {"User": "0"}}, "engines read the key 'Config' as 'config'"),
+        ({"config": {"Labels": {"Size": "1"}, "user": "0"}}, "engines read the key 'user' as 'User'"),
+        ({"history": [{"o\u017f": "windows"}]}, "engines read the key 'o\u017f' as 'os'"),
         ({"rootfs": {"diff_ids": [""]}}, "the diff id '' is not a digest"),
         ({"rootfs": {"diff_ids": [None]}}, "TypeError: expected string"),
         ({"rootfs": {"diff_ids": [{}]}}, "TypeError: expected string"),
