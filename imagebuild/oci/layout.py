@@ -21,6 +21,7 @@ import zstandard
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.files import file_sha256, open_file, temporary_file, write_bytes
 from imagebuild.core.run import os_errors_as_command_errors
+from imagebuild.core.yaml import distinct_keys
 from imagebuild.oci.tar import CHUNK, GZIP, ZSTD, Archive, Member, TarError, decompressed, member_path
 
 Compression = Literal["", "gzip", "zstd"]
@@ -85,18 +86,11 @@ def parse_document(content: bytes) -> Any:
     Raises ValueError if it is not JSON, or if engines may read another value: Go ignores the case of keys, so that
     `Layers` replaces `layers`, and merges objects whose key appears twice."""
     try:
-        document = json.loads(content, object_pairs_hook=_distinct)
+        document = json.loads(content, object_pairs_hook=distinct_keys)
         _check_case(document)
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
     return document
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        raise ValueError("a key appears twice in a JSON object")
-    return result
 
 
 def _check_case(value: Any) -> None:
