@@ -1,12 +1,19 @@
 """The commands `imagebuild init`, `plan` and `render`."""
 
+from __future__ import annotations
+
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from imagebuild.cli import options
 from imagebuild.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from imagebuild.core.advisories import Advisory
+    from imagebuild.project.plan import Target
 
 SECRET_MOUNT = re.compile(r"--mount=type=secret,\S+ *(\\\n *)?")
 """A secret mount, through which `build` passes mirrors and passwords to a step. `docker build` needs no such mount."""
@@ -47,7 +54,7 @@ def init(folder: Path, repository: str, image: str, workflow: str | None) -> Non
 @options.command()
 def plan(
     project: options.ProjectFiles, edits: options.PlanChanges, select: tuple[str, ...], why: bool, registry: str | None,
-    json_file: str | None, lock: bool, explained: str | None,
+    json_file: str | None, lock: bool, explained: str | None, waive: tuple[str, ...],
 ) -> None:  # fmt: skip
     from imagebuild.project.plan import restricted_components, select_excluded, select_one, select_targets
 
@@ -62,6 +69,7 @@ def plan(
         print_table(("value of the target", "is", "because of"), rows, whole=["because of"])
         return
     targets = select_targets(workspace.plan, select)
+    name_advisories(targets, waive, whole=why)
     workspace = workspace.locked(targets, wanted=lock)
     excluded = select_excluded(workspace.plan, select)
     restricted = restricted_components(workspace.plan, targets)
@@ -108,6 +116,31 @@ def plan(
             print_table(("not built", "rule", "reason"), [(e.id, e.rule, e.reason) for e in excluded])
 
     options.print_result(json_file, whole, show)
+
+
+def name_advisories(targets: Sequence[Target], waived: Sequence[str], *, whole: bool) -> None:
+    """Print the advisories about versions in the targets, or only their names. `waived` contains texts `ID=REASON`.
+    Raises ConfigError for an advisory that refuses a version, unless it is waived."""
+    from imagebuild.core.advisories import advisories, known_bad
+    from imagebuild.core.console import err
+
+    reasons = {text.partition("=")[0]: text.partition("=")[2].strip() for text in waived}
+    known = {advisory.id for advisory in advisories()}
+    for name, reason in reasons.items():
+        if name not in known or not reason:
+            problem = "write the reason as ID=REASON" if name in known else "unknown advisory"
+            raise ConfigError(f"--waive {name}: {problem}")
+    found: dict[str, tuple[Advisory, list[str]]] = {}
+    for target in targets:
+        for advisory in known_bad(target.components, [p.partition("/")[2] for p in target.platforms]):
+            found.setdefault(advisory.id, (advisory, []))[1].append(target.id)
+    for advisory, ids in found.values():
+        if advisory.severity == "refuse" and advisory.id not in reasons:
+            raise ConfigError(f"{ids[0]}: {advisory}; or add --waive '{advisory.id}=REASON'")
+    if found and not whole:
+        err.print(f"known faults of these versions: {', '.join(found)}; `imagebuild plan --why` explains them")
+    for advisory, ids in found.values() if whole else ():
+        err.print(f"{ids[0]}{f' and {len(ids) - 1} more' if len(ids) > 1 else ''}: {advisory}")
 
 
 @options.command()

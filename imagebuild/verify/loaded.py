@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel
 
 from imagebuild.core import console
+from imagebuild.core.advisories import known_bad
 from imagebuild.core.errors import CommandError
 from imagebuild.verify.elf import PATTERNS
 from imagebuild.verify.runner import run_behind, shell_script
@@ -352,6 +353,10 @@ def _faults(facts: _Facts, trace: _Trace, libraries: Sequence[Library]) -> Itera
     yield from _shadowed(facts, libraries)
     yield from _too_new(libraries, facts.driver)
     yield from _plugins(facts, trace, libraries)
+    for library in libraries:
+        for advisory in known_bad({library.role: library.version}):
+            if not advisory.arch:
+                yield Fault(kind="advisory", subject=library.path, text=str(advisory), note=True)
 
 
 def _doubles(libraries: Sequence[Library]) -> Iterator[Fault]:
