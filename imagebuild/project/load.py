@@ -106,7 +106,7 @@ def extended_project(document: YamlFile[Matrix], extending: tuple[Path, ...]) ->
         try:
             commit = fetched_project(extends)
         except CommandError as error:
-            reason = str(error).splitlines()[-1].rpartition("fatal: ")[2]
+            reason = str(error).partition("fatal: ")[2].partition("\n")[0].rstrip(".") or str(error)
             problem = f"{extends.git} at commit {extends.commit[:12]} cannot be fetched: {reason}"
             raise CommandError(f"{document.at('extends')}: extends: {problem}; check `git` and `commit`") from None
         folder = commit / extends.folder
