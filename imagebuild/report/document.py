@@ -35,6 +35,7 @@ from imagebuild.bench.models import (
 )
 from imagebuild.bench.read import read_files
 from imagebuild.bench.verification import SPEED, VerifyResult
+from imagebuild.core.advisories import known_bad
 from imagebuild.core.console import visible
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model
@@ -51,6 +52,8 @@ were not requested, or the user accepted them with `--allow`. `open`: the output
 
 CLAIMS: tuple[ClaimKind, ...] = get_args(ClaimKind)
 SHOWN_STATES: tuple[State, ...] = ("passed", "failed", "open", "skipped")
+_FAULTS = 3
+"""Maximum number of known faults of a version that are named."""
 NONE = "\u2013"
 """The text for an unknown or absent value."""
 
@@ -169,6 +172,10 @@ class Report(Results):
         noted: defaultdict[str, list[str]] = defaultdict(list)
         for name, path in self.paths:
             noted[f"data path: {describe(path)}"].append(name)
+            if faults := [advisory.id for advisory in known_bad({"nccl": path.version})]:
+                more = f" and {len(faults) - _FAULTS} more" if len(faults) > _FAULTS else ""
+                last = ", ".join(reversed(faults[-_FAULTS:]))
+                noted[f"known faults of NCCL {path.version}: {last}{more}"].append(name)
         for entry in self.entries:
             for hint in entry.judgement.hints:
                 if not hint.is_fallback:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from imagebuild.bench.models import BandwidthTest, Diagnostic, TableRow
+from imagebuild.bench.models import BandwidthTest, DataPath, Diagnostic, TableRow
 from imagebuild.core.console import visible
 from imagebuild.report.document import Report, format_bytes, format_number, one_line, rows_of
 from tests.report_samples import BAD, GIB, report, row, run
@@ -70,3 +70,12 @@ def test_text_that_acts_on_terminals_is_harmless() -> None:
     assert visible(text) == "red\ufffd\nnext\nlast\ufffd\ufffd"
     assert one_line("a\n\n  b" + "c" * 400).startswith("a bccc")
     assert len(one_line("c" * 400)) == 300
+
+
+def test_a_report_names_known_faults_of_the_version_of_nccl() -> None:
+    old, new = (
+        report(runs=(run().model_copy(update={"carried": DataPath(version=version)}),))
+        for version in ("2.28.3", "99.0")
+    )
+    assert any("known faults of NCCL 2.28.3: nccl-2.29.3-arm-cas-hang" in note for note, _ in old.notes)
+    assert not any("known faults" in note for note, _ in new.notes)
