@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from imagebuild.bench.models import Choice, DataPath
 from imagebuild.bench.patterns import DataFile
@@ -277,18 +277,13 @@ def describe(path: DataPath) -> str:
 
 def rows_of(path: DataPath) -> list[tuple[str, str]]:
     """Return the facts as pairs of a name and a text, for a table."""
-    reason = f"off: {path.gpudirect_reason or 'the log does not say why'}"
-    facts: dict[str, Any] = {
-        "NCCL": path.version, "network": path.network,
-        "plug-in": " ".join(filter(None, (path.plugin, path.plugin_version))),
-        "ports": ", ".join(path.ports), "ports used": path.ports_used,
-        "GPUDirect": None if path.gpudirect is None else "on" if path.gpudirect else reason,
-        "connections": ", ".join(f"{count} {name}" for name, count in path.carriers.items()),
-        "through memory of the host": path.staged or None, "NVLS": path.nvls, "channels": path.channels,
-        "NVLS channels": path.nvls_channels, "rings": path.rings, "trees": path.trees,
-        "NVLink between nodes": None if path.mnnvl is None else "yes" if path.mnnvl else "no", "clique": path.clique,
-        "algorithms": ", ".join(f"{c.collective} {c.bytes} B: {c.algorithm} {c.protocol}" for c in path.choices[-12:]),
-        "variables": ", ".join(f"{name}={value}" for name, value in path.variables.items()),
-        "UCX": "; ".join(f"{scope}: {', '.join(lanes)}" for scope, lanes in path.lanes.items()), "MTU": path.mtu,
-    }  # fmt: skip
-    return [(name, str(value)) for name, value in facts.items() if value not in (None, "")]
+    facts = {label: getattr(path, name) for label, name in _DATA["rows"].items()}
+    return [(label, _text(value)) for label, value in facts.items() if value or value is False]
+
+
+def _text(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_text(inner)}" for name, inner in value.items())
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

@@ -67,6 +67,9 @@ class Choice(Model):
     algorithm: str
     protocol: str
 
+    def __str__(self) -> str:
+        return f"{self.collective} {self.bytes} B: {self.algorithm} {self.protocol}"
+
 
 class DataPath(Model):
     """What carried the data, according to the messages of the libraries. `None`: the messages do not say it."""
