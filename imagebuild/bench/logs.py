@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar, cast
 
 import yaml
 
-from imagebuild.bench.datapath import Message, MessageReader
+from imagebuild.bench.messages import Message, MessageReader
 from imagebuild.bench.models import Verdict
 from imagebuild.bench.patterns import DataFile
 from imagebuild.core.errors import ResultError
