@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -55,9 +56,11 @@ def init(folder: Path, repository: str, image: str, workflow: str | None) -> Non
 def plan(
     project: options.ProjectFiles, edits: options.PlanChanges, select: tuple[str, ...], why: bool, registry: str | None,
     json_file: str | None, lock: bool, explained: str | None, waive: tuple[str, ...],
+    osv_file: str | None,
 ) -> None:  # fmt: skip
     from imagebuild.project.plan import restricted_components, select_excluded, select_one, select_targets
 
+    write_osv(osv_file)
     changes = edits.parse(registry)
     names = [explained] if explained else select
     workspace = project.open(changes, select=names if edits else None)
@@ -116,6 +119,14 @@ def plan(
             print_table(("not built", "rule", "reason"), [(e.id, e.rule, e.reason) for e in excluded])
 
     options.print_result(json_file, whole, show)
+
+
+def write_osv(file: str | None) -> None:
+    """Write all advisories to a file, in the format of OSV. None: write nothing."""
+    from imagebuild.core.advisories import advisories, osv
+
+    if file:
+        options.print_or_write(json.dumps([osv(each) for each in advisories()], indent=1) + "\n", file)
 
 
 def name_advisories(targets: Sequence[Target], waived: Sequence[str], *, whole: bool) -> None:

@@ -73,6 +73,7 @@ def verify(
         Launch(nodes=nodes, gpus=gpus, domains=domains), accepted_kinds(allow),
     )  # fmt: skip
     result = verify_image(workspace.project, workspace.plan, request)
+    name_known_faults(result, workspace.plan)
     keep_log(result, workspace.plan, folder)
     options.print_result(json_file, result, lambda: _print_results(result))
     if any(check.outcome == "failed" for check in result.checks):
@@ -84,6 +85,17 @@ def verify(
     if all(check.outcome == "skipped" for check in result.checks):
         reason = f", all were skipped: {result.checks[-1].reason}" if result.checks else ""
         raise NothingSelected(f"no check ran{reason}")
+
+
+def name_known_faults(result: VerifyResult, plan: Plan) -> None:
+    """Print the advisories about the versions in an image of the plan."""
+    from imagebuild.core.advisories import known_bad
+    from imagebuild.core.console import err
+
+    arch = (result.platform or "").partition("/")[2]
+    for target in plan.targets:
+        for advisory in known_bad(target.components, [arch] if arch else ()) if target.id == result.target else ():
+            err.print(f"known fault of {target.id}: {advisory}")
 
 
 def keep_log(result: VerifyResult, plan: Plan, folder: Path) -> None:
