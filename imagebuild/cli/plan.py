@@ -130,9 +130,11 @@ def write_osv(file: str | None) -> None:
 
 
 def name_advisories(targets: Sequence[Target], waived: Sequence[str], *, whole: bool) -> None:
-    """Print the advisories about versions in the targets, or only their names. `waived` contains texts `ID=REASON`.
+    """Print the advisories about versions in the targets. Unless `whole`, print only names, and leave out packages of
+    distributions, whose versions nobody can choose. `waived` contains texts `ID=REASON`.
+
     Raises ConfigError for an advisory that refuses a version, unless it is waived."""
-    from imagebuild.core.advisories import advisories, known_bad
+    from imagebuild.core.advisories import advisories, is_packaged, known_bad
     from imagebuild.core.console import err
 
     reasons = {text.partition("=")[0]: text.partition("=")[2].strip() for text in waived}
@@ -143,7 +145,8 @@ def name_advisories(targets: Sequence[Target], waived: Sequence[str], *, whole: 
             raise ConfigError(f"--waive {name}: {problem}")
     found: dict[str, tuple[Advisory, list[str]]] = {}
     for target in targets:
-        for advisory in known_bad(target.components, [p.partition("/")[2] for p in target.platforms]):
+        versions = {name: text for name, text in target.components.items() if whole or not is_packaged(text)}
+        for advisory in known_bad(versions, [p.partition("/")[2] for p in target.platforms]):
             found.setdefault(advisory.id, (advisory, []))[1].append(target.id)
     for advisory, ids in found.values():
         if advisory.severity == "refuse" and advisory.id not in reasons:

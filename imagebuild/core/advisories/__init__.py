@@ -46,18 +46,22 @@ class Advisory(Model):
     def applies(self, version: str, archs: Iterable[str] = ()) -> bool:
         """Return whether a version is affected on one of the architectures; default: on any architecture."""
         match = re.match(r"(?:\d+:)?v?(\d+(?:\.\d+)*)", version)
-        is_packaged = bool(re.search(r"-\d|\+|ubuntu|deb", version))
         known = [*archs]
         return bool(
             match
             and satisfies(match[1], self.affected)
-            and not (self.build and is_packaged)
+            and not (self.build and is_packaged(version))
             and (not self.arch or not known or self.arch in known)
         )
 
     def __str__(self) -> str:
         advice = f"; or {self.workaround}" if self.workaround else ""
         return f"{self.id}: {self.summary}; use {self.component} {self.fixed} or later{advice} ({self.source})"
+
+
+def is_packaged(version: str) -> bool:
+    """Return whether a version is that of a distribution's package, such as `5.0.7-1`."""
+    return bool(re.search(r"-\d|\+|ubuntu|deb", version))
 
 
 @cache
