@@ -393,9 +393,9 @@ Openness = Literal["unvalidated", "partial", "unjudged"]
 unknown; speed that was not judged."""
 
 ClaimWord = Literal[
-    "right", "complete", "fast enough",
+    "right", "complete", "fast enough", "faster", "no difference",
     "not compared", "not known", "not judged",
-    "wrong", "unfinished", "incomplete", "too slow", "impossible",
+    "wrong", "unfinished", "incomplete", "too slow", "slower", "impossible",
     "not applicable",
 ]  # fmt: skip
 """The content of a claim.
@@ -403,8 +403,9 @@ ClaimWord = Literal[
 * About data: `right`, `not compared`, `wrong` or `unfinished`.
 * About participation: `complete`, `not known` or `incomplete`.
 * About speed: `fast enough`, `not judged`, `too slow` or `impossible`.
+* About the speed of a side of a paired comparison: `faster`, `no difference`, `not judged` or `slower`.
 * About any of these: `not applicable`."""
-PASSED, OPEN = get_args(ClaimWord)[:3], get_args(ClaimWord)[3:6]
+PASSED, OPEN = get_args(ClaimWord)[:5], get_args(ClaimWord)[5:8]
 
 
 class Claim(Model):

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from imagebuild.bench import logs
+from imagebuild.bench import logs, paired
 from imagebuild.bench.causes import Cause, find_causes
 from imagebuild.bench.datapath import data_path
 from imagebuild.bench.dcgm import parse_dcgm_json
@@ -20,6 +20,7 @@ from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, ParsedLine
 from imagebuild.bench.models import BandwidthTest, Diagnostic, PerftestTable, Result, Results, Run, Source
 from imagebuild.bench.nccl import parse_nccl_json, parse_nccl_text
 from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwidth_text
+from imagebuild.bench.paired import PairedComparison
 from imagebuild.bench.patterns import data_of
 from imagebuild.bench.tables import FORMATS, parse_all_reduce_bench, parse_perftest_json, parse_tables, parse_ucx_text
 from imagebuild.core.errors import ConfigError
@@ -201,3 +202,15 @@ def _printed_in(value: object) -> Iterator[str]:
     elif isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _printed_in(inner)
+
+
+def read_comparison(file: Path | str) -> PairedComparison | None:
+    """Return the paired comparison in a log. Return None for another log.
+    Raises ConfigError if the lines that describe the comparison are missing."""
+    with logs.open_log(Path(file)) as content:
+        text = content.read().decode(errors="replace")
+    if f"# {paired.MARK} " not in text:
+        return None
+    sides, order, sections = paired.split_log(text.splitlines())
+    runs = {number: read_text(f"run {number}", "\n".join(section.text)).runs for number, section in sections.items()}
+    return paired.compare_sides(str(file), sides, order, sections, runs)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def report(
     files: tuple[Path, ...], profile: str | None, profiles: Path | None, baseline: Path | None, ranks: int | None,
     nodes: int | None, gpus: int | None, domains: int | None, collective: str | None, least: float | None,
-    algorithm: str | None, allow: tuple[str, ...], json_file: str | None, junit: Path | None, html: Path | None,
-    markdown: bool,
+    algorithm: str | None, allow: tuple[str, ...], allowed_loss: float | None, json_file: str | None,
+    junit: Path | None, html: Path | None, markdown: bool,
 ) -> None:  # fmt: skip
     from imagebuild.bench.judge import Expected
     from imagebuild.core.console import out
@@ -39,7 +39,7 @@ def report(
         raise ConfigError(f"--markdown: {problem}")
     result = make_report(
         files, profile=profile, profiles=folders, baseline=baseline, expected=expected, allowed=allow,
-        outputs=outputs,
+        outputs=outputs, allowed_loss=allowed_loss,
     )  # fmt: skip
 
     def show() -> None:

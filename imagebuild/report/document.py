@@ -33,7 +33,8 @@ from imagebuild.bench.models import (
     Source,
     State,
 )
-from imagebuild.bench.read import read_files
+from imagebuild.bench.paired import PairedComparison, judge_sides
+from imagebuild.bench.read import read_comparison, read_files
 from imagebuild.bench.verification import SPEED, VerifyResult
 from imagebuild.core.advisories import known_bad
 from imagebuild.core.console import visible
@@ -119,6 +120,8 @@ class ReportOrigin(Model):
     baseline: str | None = None
     """The earlier report that the results were compared with."""
     allowed: tuple[Openness, ...] = ()
+    allowed_loss: float = 0
+    """By how many per cent a side of a paired comparison may be slower."""
     verdict: Overall | None = None
     """The verdict, for programs that read the JSON."""
 
@@ -131,6 +134,8 @@ class Report(Results):
     """One judgement for each measured result, in the order of the results, then one for each run of dcgmi diag."""
     comparisons: tuple[Judgement, ...] = ()
     """The claims about each comparison with the baseline."""
+    paired: tuple[PairedComparison, ...] = ()
+    """Logs in which runs of two or more versions alternate."""
     verifications: tuple[VerifyResult, ...] = ()
     sweeps: tuple[Sweep, ...] = ()
     nothing_in: tuple[str, ...] = ()
@@ -143,6 +148,11 @@ class Report(Results):
         if others < 0 or bool(others) != bool(self.diagnostics):
             raise ValueError("judgements: there must be one for each result")
         return self
+
+    @property
+    def sides(self) -> tuple[Judgement, ...]:
+        """The claims about each side of each paired comparison."""
+        return tuple(judged for pair in self.paired for judged in judge_sides(pair, self.about.allowed_loss))
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -260,7 +270,7 @@ def _assert_all(report: Report) -> Iterator[Assertion]:
                 reason = f"{sweep.subject}: {sweep.range}; {many}"
             yield Assertion("sweep", sweep.subject, sweep.scope, sweep.state, sweep.word, reason)
     allowed = report.about.allowed
-    for judgement in (*report.judgements, *report.comparisons):
+    for judgement in (*report.judgements, *report.comparisons, *report.sides):
         claims = list(zip(CLAIMS, judgement.claims, strict=True))
         applicable = [(kind, claim) for kind, claim in claims if claim.standing()]
         for kind, claim in applicable or claims[:1]:
@@ -310,12 +320,17 @@ def rows_of(report: Report) -> list[ReportRow]:
         words[-1] += f"; {len(sweep.outliers) or ''} {sweep.word}".replace("  ", " ")
         state = min(sweep.state, *map(state_of, own), key=STATES.index)
         rows.append(ReportRow(state, f"{sweep.subject}: {sweep.scope}", tuple(words), sweep.range))
-    named = [(entry.judgement, entry.name, best_value(entry.result)) for entry in entries if not entry.sweep]
+    logs = {pair.source for pair in report.paired}  # their runs are in the rows of their sides
+    shown = [e for e in entries if not e.sweep and (e.result.source not in logs or e.result.verdict != "ok")]
+    named = [(entry.judgement, entry.name, best_value(entry.result)) for entry in shown]
     named += [(judgement, judgement.subject, NONE) for judgement in report.judgements[len(entries) :]]
     for judgement in report.comparisons:
         speed = judgement.speed.measured
         now = NONE if speed is None else f"{format_number(speed)} GB/s"
         named.append((judgement, f"{judgement.subject}, compared with the baseline", now))
+    for judgement in report.sides:
+        change = judgement.speed.reason.partition(": ")[2].partition(";")[0]
+        named.append((judgement, judgement.subject, NONE if judgement.speed.state == "not judged" else change))
     for judgement, name, best in named:
         facts = words_of(judgement), best, judgement.speed.reason, judgement.source
         rows.append(ReportRow(state_of(judgement), name, *facts))
@@ -409,12 +424,14 @@ def gather_files(named: Iterable[Path]) -> tuple[Report, list[Path], set[Path]]:
         baseline=earlier[0].about.baseline if earlier else None,
         allowed=tuple(dict.fromkeys(kind for written in written_by for kind in written.allowed)),
     )  # fmt: skip
+    alternating = [pair for file in unread if (pair := read_comparison(file))]
     report = Report(
         **(dict(merged) | {"sources": (*merged.sources, *notes)}),
         about=about,
         judgements=(*(judgement for _, judgement in judged), *diagnoses),
         sweeps=find_sweeps(merged.runs),
         comparisons=tuple(comparison for written in earlier for comparison in written.comparisons),
+        paired=(*alternating, *(pair for written in earlier for pair in written.paired)),
         verifications=(*verified.values(), *(result for written in earlier for result in written.verifications)),
         nothing_in=tuple(dict.fromkeys((*empty, *_lost_logs(results.sources)))),
     )

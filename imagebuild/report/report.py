@@ -27,13 +27,14 @@ def make_report(
     expected: Expected,
     allowed: Sequence[str],
     outputs: Mapping[str, Path | None],
+    allowed_loss: float | None = None,
 ) -> Report:
     """Make the report on files and folders, and write it as JUnit XML and as an HTML page if requested.
 
     Speed is compared with the profile and the baseline. `profiles` are the folders with profiles; a later folder
     replaces profiles with the same name. `outputs` maps `--json`, `--junit` and `--html` to files; the caller writes
-    the JSON. `-` is the standard output. Raises ConfigError if an argument is wrong, an output would overwrite an
-    input, or the page needs plotly and it is not installed."""
+    the JSON. `-` is the standard output. `allowed_loss` is for paired comparisons, in per cent. Raises ConfigError if an
+    argument is wrong, an output would overwrite an input, or the page needs plotly and it is not installed."""
     accepted = accepted_kinds(allowed)
     if outputs["--html"]:
         page.plotly_js()  # raises before anything is read or written
@@ -44,6 +45,10 @@ def make_report(
     report, logs, read = gather_files(named)
     check_outputs(outputs, read)
     about: dict[str, object] = {"allowed": tuple(dict.fromkeys((*report.about.allowed, *accepted)))}
+    if allowed_loss is not None:
+        if not report.paired:
+            raise ConfigError("--allow-loss: no file is the log of a comparison; write one with `imagebuild compare`")
+        about["allowed_loss"] = allowed_loss
     claims: dict[str, object] = {}
     if profile is not None or expected != Expected():
         name = about["profile"] = profile if profile is not None else report.about.profile
