@@ -33,8 +33,8 @@ def make_report(
 
     Speed is compared with the profile and the baseline. `profiles` are the folders with profiles; a later folder
     replaces profiles with the same name. `outputs` maps `--json`, `--junit` and `--html` to files; the caller writes
-    the JSON. `-` is the standard output. `allowed_loss` is for paired comparisons, in per cent. Raises ConfigError if an
-    argument is wrong, an output would overwrite an input, or the page needs plotly and it is not installed."""
+    the JSON. `-` is the standard output. `allowed_loss` is for paired comparisons, in per cent. Raises ConfigError if
+    an argument is wrong, an output would overwrite an input, or the page needs plotly and it is not installed."""
     accepted = accepted_kinds(allowed)
     if outputs["--html"]:
         page.plotly_js()  # raises before anything is read or written

@@ -1,0 +1,161 @@
+"""Paired comparisons: intervals against a second computation, and logs that are cut or prove nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from math import sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+
+from imagebuild.bench.paired import PairedComparison, bootstrap_interval, judge_sides
+from imagebuild.bench.read import read_comparison
+from imagebuild.core.errors import ConfigError
+from tests.unit.bench.nccl_tables import Table
+
+ORDER = ((0, 1), *((0, 1, 1, 0), (1, 0, 0, 1)) * 3)
+STUDENT = {5: 4.032, 7: 3.499, 11: 3.106}
+"""Quantiles of Student's t for 99 %, by degrees of freedom; from the tables of Fisher and Yates."""
+
+
+def code_of(version: str) -> int:
+    first, second, third = map(int, version.split("."))
+    return first * 10000 + second * 100 + third
+
+
+def log_of(
+    speeds: Callable[[int, int], float], order: Sequence[Sequence[int]] = ORDER, versions: Sequence[str] = ("2.30.7", "2.32.3"),
+    loaded: Sequence[str] = (), noise: float = 0.0005, seed: int = 1,
+) -> str:  # fmt: skip
+    """Return the log of a comparison. `speeds` maps a side and a size to the bus bandwidth in GB/s."""
+    draw = random.Random(seed)
+    text = f"# imagebuild-compare sides {' | '.join(f'nccl={version}' for version in versions)}\n"
+    text += f"# imagebuild-compare order {' '.join(''.join(map(str, row)) for row in order)}\n"
+    for number, side in enumerate(side for row in order for side in row):
+        drift = 1 - 0.0002 * number  # the hardware gets warmer
+        factor = drift * (1 + draw.gauss(0, noise))
+        table = Table(
+            sizes=(1 << 20, 1 << 30), step=1024, ranks=4, speed=lambda size, f=factor, s=side: f * speeds(s, size)
+        )
+        library = f"nccl-library={code_of((loaded or versions)[side])}"
+        body = table.text().replace("nccl-library=23007", library).strip()
+        text += f"\n# imagebuild-compare begin {number}\n{body}\n\n# imagebuild-compare end 0\n"
+    return text
+
+
+@pytest.fixture
+def compared(tmp_path: Path) -> Callable[[str], PairedComparison]:
+    def read(text: str) -> PairedComparison:
+        (tmp_path / "a.log").write_text(text)
+        found = read_comparison(tmp_path / "a.log")
+        assert found
+        return found
+
+    return read
+
+
+def slower(percent: float) -> Callable[[int, int], float]:
+    return lambda side, size: (356 if size == 1 << 30 else 40) * (1 - side * percent / 100)
+
+
+@pytest.mark.parametrize("count", [6, 8, 12])
+def test_intervals_agree_with_students_distribution(count: int) -> None:
+    draw = random.Random(count)
+    ratios = []
+    for _ in range(40):
+        values = [draw.gauss(3, 2) for _ in range(count)]
+        low, high = bootstrap_interval(values, 0.01)
+        width = STUDENT[count - 1] * stdev(values) / sqrt(count)
+        ratios.append((high - low) / 2 / width)
+    assert 0.85 < sorted(ratios)[20] < 1.6, "not narrower, and for few values somewhat wider"
+    assert bootstrap_interval([2.0] * 6, 0.01) == (2.0, 2.0)
+
+
+def test_equal_sides_are_called_different_as_rarely_as_promised() -> None:
+    draw, wrong = random.Random(7), 0
+    for _ in range(150):
+        low, high = bootstrap_interval([draw.gauss(0, 1) for _ in range(6)], 0.01)
+        wrong += not low <= 0 <= high
+    assert wrong <= 5, "expected: 1.5"
+
+
+@pytest.mark.parametrize(("percent", "verdict"), [(1, "slower"), (-1, "faster"), (0, "no difference")])
+def test_planted_differences_despite_drift(
+    compared: Callable[[str], PairedComparison], percent: float, verdict: str
+) -> None:
+    found = compared(log_of(slower(percent)))
+    assert (found.problems, found.faults) == ((), ())
+    assert found.loaded == {"nccl=2.30.7": ("2.30.7",), "nccl=2.32.3": ("2.32.3",)}
+    assert [(item.size_bytes, item.verdict, item.is_headline) for item in found.differences] == [
+        (1 << 20, verdict, True), (1 << 30, verdict, True),
+    ]  # fmt: skip
+    assert all(item.low <= -percent <= item.high for item in found.differences)
+    assert {judged.speed.state for judged in judge_sides(found)} == {verdict}
+    assert {judged.speed.standing() for judged in judge_sides(found)} == {"failed" if percent > 0 else "passed"}
+    assert {judged.speed.standing() for judged in judge_sides(found, 2)} == {"passed"}
+
+
+def test_a_loss_near_the_limit_is_not_judged(compared: Callable[[str], PairedComparison]) -> None:
+    found = compared(log_of(slower(1), noise=0.003))
+    states = {judged.speed.state for judged in judge_sides(found, allowed_loss=1)}
+    assert states == {"not judged"}
+
+
+def test_three_sides(compared: Callable[[str], PairedComparison]) -> None:
+    order = ((0, 1, 2), *((2, 0, 1, 1, 0, 2),) * 5)
+    text = log_of(lambda side, _: (350, 350, 340)[side], order, ("2.28.9", "2.30.7", "2.32.3"))
+    found = [item for item in compared(text).differences if item.size_bytes == 1 << 30]
+    assert [(item.side, item.verdict) for item in found] == [
+        ("nccl=2.30.7", "no difference"), ("nccl=2.32.3", "slower"),
+    ]  # fmt: skip
+
+
+def test_a_log_that_is_cut_stays_open(compared: Callable[[str], PairedComparison]) -> None:
+    text = log_of(slower(1))
+    head = text.index("# imagebuild-compare begin")
+    for end in range(head + 40, len(text) - 30, 997):
+        found = compared(text[:end])
+        assert found.problems, f"cut at {end}"
+        assert {item.verdict for item in found.differences} <= {"open"}
+        assert {judged.speed.state for judged in judge_sides(found)} == {"not judged"}
+    with pytest.raises(ConfigError, match="are missing; name the whole log"):
+        compared(text[text.index("# imagebuild-compare order") + 40 :])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("nccl-library=23203", "nccl-library=23007", "nccl=2.32.3: run 1 loaded NCCL 2.30.7"),
+        ("nccl-library=23203", "", "nccl=2.32.3: run 1 does not say which NCCL it loaded; set NCCL_DEBUG=VERSION"),
+        ("compare end 0", "compare end 137", "nccl=2.30.7: run 0 ended with exit status 137"),
+        ("# Out of bounds values : 0 OK", "# Out of bounds values : 3 FAILED", "nccl=2.30.7: run 0: wrong data"),
+    ],
+)
+def test_what_spoils_a_comparison(compared: Callable[[str], PairedComparison], old: str, new: str, says: str) -> None:
+    text = log_of(slower(1))
+    assert old in text
+    found = compared(text.replace(old, new))
+    assert found.faults[0].startswith(says), found.faults
+    assert {judged.speed.state for judged in judge_sides(found)} == {"not judged"}
+    assert {judged.participation.state for judged in judge_sides(found)} == {"incomplete"}
+
+
+def test_variables_are_proven_by_what_nccl_says(compared: Callable[[str], PairedComparison]) -> None:
+    text = log_of(slower(1)).replace("nccl=2.30.7", "env:NCCL_ALGO=Ring").replace("nccl=2.32.3", "env:NCCL_ALGO=Tree")
+    assert "run 0 does not say that it used NCCL_ALGO; set NCCL_DEBUG=INFO" in compared(text).faults[0]
+    said = "a:1:1 [0] NCCL INFO NCCL_ALGO set by environment to "
+    for number, side in enumerate(side for row in ORDER for side in row):
+        text = text.replace(f"begin {number}\n", f"begin {number}\n{said}{('Ring', 'Tree')[side]}\n")
+    assert compared(text).faults == ()
+
+
+def test_fewer_blocks_than_an_interval_needs(compared: Callable[[str], PairedComparison]) -> None:
+    found = compared(log_of(slower(1), ORDER[:4]))
+    assert found.problems == ("3 blocks; an interval needs 5",)
+
+
+def test_the_median_run_has_the_rate(compared: Callable[[str], PairedComparison]) -> None:
+    item = compared(log_of(slower(0), noise=0)).differences[-1]
+    assert fmean([item.rate / 356, 1]) == pytest.approx(1, abs=0.01)
