@@ -1,8 +1,8 @@
 """Paired comparison: runs of two or more versions that alternate in one log, and what they prove. Pure.
 
-A *side* is one version, image or value of a variable. A *block* contains two runs of each side, in an order and then in
-the reverse order (ABBA), so that a steady drift cancels out. The blocks are independent, so the intervals are computed
-from the differences between blocks."""
+A *side* is one version, image or value of a variable. A *block* contains one run of each side. The order of a block is
+random, and the next block has the reverse order (ABBA), so that a steady drift cancels out. The intervals are computed
+from the differences inside the blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LINE = re.compile(rf"# {MARK} (sides|order|begin|end) ?(.*)")
 _VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)|nccl-library=(\d{4,6})\b")
 """What NCCL prints about itself: the line of NCCL_DEBUG=VERSION, and the number that nccl-tests reads from it."""
 _VARIABLE = re.compile(r"NCCL INFO (\w+) set by environment to (\S+?)\.?$", re.MULTILINE)
-FEWEST_BLOCKS, RESAMPLES = 5, 4000
+FEWEST_BLOCKS, RESAMPLES = 10, 4000
 ERROR_RATE = 0.01
 """Probability that at least one verdict of a comparison of equal sides claims a difference."""
 

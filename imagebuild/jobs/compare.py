@@ -43,18 +43,21 @@ def parse_sides(text: str) -> tuple[str, ...]:
 
 
 def comparison_script(sides: Sequence[str], command: Sequence[str], *, libraries: str, blocks: int, seed: int) -> str:
-    """Return a bash script that runs a command `2 * blocks` times for each side, after one warm-up of each.
+    """Return a bash script that runs a command `blocks` times for each side, after one warm-up of each.
 
     `libraries` is a folder on the nodes with a folder `nccl-VERSION` for each version of NCCL. The order of the sides
-    in each block is random, but `seed` determines it. Raises ConfigError if the blocks are too few for an interval, or
-    if versions need a folder and there is none."""
+    is random in each odd block and reversed in the next one; `seed` determines it. Raises ConfigError if the blocks are
+    too few for an interval, or if versions need a folder and there is none."""
     if blocks < FEWEST_BLOCKS:
         raise ConfigError(f"--blocks {blocks}: an interval needs at least {FEWEST_BLOCKS} blocks")
     if not libraries and any(side.startswith("nccl=") for side in sides):
         raise ConfigError("--libraries: is missing; name the folder that contains nccl-VERSION for each version")
     draw = random.Random(seed)  # noqa: S311 - the order is written into the log
-    orders = [draw.sample(range(len(sides)), len(sides)) for _ in range(blocks)]
-    order = [list(range(len(sides))), *([*row, *reversed(row)] for row in orders)]
+    order = [list(range(len(sides)))]
+    while len(order) <= blocks:
+        row = draw.sample(range(len(sides)), len(sides))
+        order += [row, row[::-1]]
+    del order[blocks + 1 :]
     lines = ["#!/usr/bin/env bash", "set -u", FUNCTION]
     for side in (side for side in sides if side.startswith("nccl=")):
         folder = f"{libraries}/{side.replace('=', '-')}"

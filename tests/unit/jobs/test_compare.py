@@ -19,14 +19,18 @@ def test_runs_alternate_and_get_their_settings(tmp_path: Path) -> None:
         library.touch()
     command = ("sh", "-c", 'echo "$LD_LIBRARY_PATH $1"; exit ${2:-0}', "x", "a b")
     sides = parse_sides("nccl=2.30.7,2.32.3")
-    text = comparison_script(sides, command, libraries=str(tmp_path), blocks=5, seed=3)
+    text = comparison_script(sides, command, libraries=str(tmp_path), blocks=12, seed=3)
     done = subprocess.run(
         ["bash", "-c", text], capture_output=True, text=True, check=True, env={"LD_LIBRARY_PATH": "/x"}
     )
     found, order, sections = split_log(done.stdout.splitlines())
     assert found == sides
     assert order[0] == (0, 1)
-    assert all(sorted(row[:2]) == [0, 1] and row[2:] == row[1::-1] for row in order[1:])
+    assert len(order) == 1 + 12
+    assert all(
+        sorted(first) == [0, 1] and second == first[::-1]
+        for first, second in zip(order[1::2], order[2::2], strict=True)
+    )
     assert len(set(order[1:])) == 2, "the order of the blocks is random"
     runs = [side for row in order for side in row]
     assert [sections[n].side for n in range(len(runs))] == runs
@@ -34,11 +38,11 @@ def test_runs_alternate_and_get_their_settings(tmp_path: Path) -> None:
         folder = tmp_path / f"nccl-{('2.30.7', '2.32.3')[section.side]}/nvidia/nccl/lib"
         assert section.text[0] == f"{folder}:/x a b"
         assert section.status == 0
-    assert comparison_script(sides, command, libraries=str(tmp_path), blocks=5, seed=3) == text
+    assert comparison_script(sides, command, libraries=str(tmp_path), blocks=12, seed=3) == text
 
 
 def test_an_absent_library_stops_before_the_first_run(tmp_path: Path) -> None:
-    text = comparison_script(parse_sides("nccl=2.30.7,2.32.3"), ["true"], libraries=str(tmp_path), blocks=5, seed=1)
+    text = comparison_script(parse_sides("nccl=2.30.7,2.32.3"), ["true"], libraries=str(tmp_path), blocks=12, seed=1)
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"run `pip install --no-deps --target {tmp_path}/nccl-2.30.7 nvidia-nccl-cu13==2.30.7`" in done.stderr
@@ -46,7 +50,7 @@ def test_an_absent_library_stops_before_the_first_run(tmp_path: Path) -> None:
 
 def test_a_variable_may_be_unset(tmp_path: Path) -> None:
     text = comparison_script(
-        parse_sides("env:NCCL_ALGO=Ring,"), ["printenv", "NCCL_ALGO"], libraries="", blocks=5, seed=1
+        parse_sides("env:NCCL_ALGO=Ring,"), ["printenv", "NCCL_ALGO"], libraries="", blocks=12, seed=1
     )
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True, env={"NCCL_ALGO": "Tree"})
     sections = split_log(done.stdout.splitlines())[2]
@@ -75,8 +79,8 @@ def test_wrong_sides(text: str, says: str) -> None:
 
 def test_wrong_numbers() -> None:
     sides = parse_sides("nccl=2.30.7,2.32.3")
-    for options, says in ({"libraries": "", "blocks": 6}, "--libraries: is missing"), (
-        {"libraries": "/x", "blocks": 4}, "--blocks 4: an interval needs at least 5 blocks",
+    for options, says in ({"libraries": "", "blocks": 12}, "--libraries: is missing"), (
+        {"libraries": "/x", "blocks": 9}, "--blocks 9: an interval needs at least 10 blocks",
     ):  # fmt: skip
         with pytest.raises(ConfigError) as error:
             comparison_script(sides, ["true"], seed=1, **options)
