@@ -10,13 +10,11 @@ import io
 import json
 import math
 import re
-import sys
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar, cast
@@ -98,7 +96,7 @@ def open_log(path: Path) -> Iterator[BinaryIO]:
 
     Raises OSError if the file cannot be opened. Raises ResultError in the `with` block if compressed data are damaged.
     """
-    with io.BytesIO(_standard_input(sys.stdin)) if str(path) == "-" else open_file(path) as content:
+    with open_file(path) as content:
         is_compressed = content.read(2) == b"\x1f\x8b"
         content.seek(0)
         try:
@@ -106,12 +104,6 @@ def open_log(path: Path) -> Iterator[BinaryIO]:
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
             problem = f"the compressed data in the file are cut or damaged: {error}; copy the file again"
             raise ResultError(f"{path}: {problem}") from None
-
-
-@cache
-def _standard_input(stream: TextIO) -> bytes:
-    """Return the whole standard input, also on a second call."""
-    return stream.buffer.read()
 
 
 def read_log(path: Path | str) -> Log:

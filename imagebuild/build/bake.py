@@ -3,7 +3,7 @@ Does no I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from imagebuild.project.plan import Target
 
 if TYPE_CHECKING:
     from imagebuild.oci.engine import Endpoint
+    from imagebuild.oci.image import PlatformImage
     from imagebuild.project.project import Project
     from imagebuild.render.stages import Dockerfile
 
@@ -83,6 +84,8 @@ class BuildRequest:
     repeats the stage."""
     bundle: Path | None = None
     """Folder of a bundle: all files that a build without a network needs. None: the build uses the network."""
+    describe: Callable[[PlatformImage], bytes] | None = None
+    """Function that returns the SBOM of a built image, or None to write no SBOM."""
     record: bool = False
     """True: fetch the inputs from the network, and write the inputs to the bundle. False: read the inputs from the
     bundle."""
@@ -159,8 +162,15 @@ class BuildRun:
         for target in self.request.targets:
             yield folder / target.id
             yield from (folder / target.id / name for name in ("Dockerfile", "result.json", "local.json"))
+            yield from (self.sbom_file(target, p, local=local) for p in target.platforms for local in (False, True))
             if layout := self.layout_folder(target):
                 yield from (layout, new_layout(layout), old_layout(layout))
+
+    def sbom_file(self, target: Target, platform: str, *, local: bool) -> Path:
+        """Return the file for the SBOM of an image. `local`: the image was built after an image that was pushed."""
+        several = len(platforms_of(target, self.request.platforms)) > 1
+        name = f"sbom-{platform.rpartition('/')[2]}" if several else "sbom"
+        return self.request.folder / target.id / f"{'local-' if local else ''}{name}.spdx.json"
 
     def layout_folder(self, target: Target) -> Path | None:
         """Return the folder of a target's OCI layout; None if the build does not write a layout."""

@@ -26,11 +26,11 @@ from imagebuild.build import bake
 from imagebuild.build.bake import BuildRun
 from imagebuild.build.folder import BuildLog, check_layout
 from imagebuild.core.console import SHOWN_ITEMS, Progress, err, format_duration, format_size, styled
-from imagebuild.core.errors import CommandError, ConfigError, ResultError, plural, suggestion
-from imagebuild.core.files import read_text, write_text
+from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, ResultError, plural, suggestion
+from imagebuild.core.files import read_text, write_bytes, write_text
 from imagebuild.core.run import execute
 from imagebuild.oci.engine import engine_flaw
-from imagebuild.oci.image import images_in
+from imagebuild.oci.image import PlatformImage, image_in_engine, images_in
 from imagebuild.oci.layout import Layout
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Repository, connect_registry, push_image
@@ -49,6 +49,8 @@ STEP_NAME = re.compile(
 )
 BLOB = re.compile(r"^(extracting )?sha256:")
 """Matches the id of a progress bar of a layer that is pulled from a registry. Steps that run have no progress bars."""
+LOCAL_RESULT = "local.json"
+"""Name of the result of a build that was not pushed, if `result.json` contains an earlier push."""
 ERROR_LINES = 25
 """Number of last lines of each step's output to keep. They are shown if the step fails."""
 # Errors of an export that is worth repeating, as all steps are in the cache. Either containerd's garbage collector
@@ -479,9 +481,11 @@ def export_images(
         stages = stages_of[target.bake_name]
         digest = (metadata.get(target.bake_name) or {}).get("containerimage.digest")
         more: dict[str, Any] = {"size_bytes": None, "tags": (target.name,)}
+        sboms: dict[str, bytes] = {}
         if layout := run.layout_folder(target):
             with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
                 images = images_in(layout, Path(folder))
+                sboms = describe_images(run, target, images, progress)
             more["manifests"] = manifests = {image.platform: image.digest for image in images}
             more["size_bytes"] = sum(layer.size for layer in images[0].layers)
             if missing := [platform for platform in platforms if not manifests.get(platform)]:
@@ -496,6 +500,11 @@ def export_images(
             progress.end(target.id, f"{moved['blobs']} blobs, {format_size(moved['bytes'])}")
             more |= {"repository": str(staging), "tags": (f"{staging}:{tag}",)}
             shutil.rmtree(layout)
+        elif run.request.output == "load" and run.request.describe and not run.request.stage:
+            with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
+                found = image_in_engine(target.id, target.name, Path(folder))
+                images = tuple(found.read(p) for p in found.platforms if p in platforms) if found else ()
+                sboms = describe_images(run, target, images, progress)
         result = BuildResult(
             target=target.id,
             digest=digest,
@@ -514,16 +523,35 @@ def export_images(
             **run.about,
             **more,
         )
-        write_text(result_file(run, target, result), result.model_dump_json(indent=1) + "\n")
+        file = result_file(run, target, result)
+        write_text(file, result.model_dump_json(indent=1) + "\n")
+        for platform, content in sboms.items():
+            write_bytes(run.sbom_file(target, platform, local=file.name == LOCAL_RESULT), content)
         exported.append(result)
     return exported
+
+
+def describe_images(
+    run: BuildRun, target: Target, images: Iterable[PlatformImage], progress: BuildProgress
+) -> dict[str, bytes]:
+    """Return the SBOM of each image; maps platforms to documents. A build without an SBOM is still a build, so an image
+    that cannot be described is only noted."""
+    sboms: dict[str, bytes] = {}
+    if not (describe := run.request.describe) or run.request.stage:
+        return sboms
+    for image in images:
+        try:
+            sboms[image.platform] = describe(image)
+        except (ImagebuildError, OSError) as error:
+            progress.note(f"{target.id} {image.platform}: no SBOM: {error}")
+    return sboms
 
 
 def result_file(run: BuildRun, target: Target, result: BuildResult) -> Path:
     """Return the file for a result. The result of a push stays in `result.json` until the next push."""
     from imagebuild.project.records import BuildResult  # noqa: PLC0415 - as above
 
-    pushed, local = (run.request.folder / target.id / f"{name}.json" for name in ("result", "local"))
+    pushed, local = (run.request.folder / target.id / name for name in ("result.json", LOCAL_RESULT))
     try:
         earlier = read_text(pushed) if not result.repository and pushed.exists() else ""
         is_pushed = earlier and BuildResult.model_validate_json(earlier).repository

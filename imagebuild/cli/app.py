@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from io import TextIOWrapper
@@ -30,6 +31,8 @@ with open(f"{__file__.rpartition(os.sep)[0]}/commands.txt", encoding="utf-8") as
         else:
             COMMANDS[line] = {}
 MODULES = {name: module for section in COMMANDS.values() for name, (module, _) in section.items()}
+CLOSED_PIPE = 128 + signal.SIGPIPE
+"""Exit status if the reader of the output closed it, as of other programs."""
 EXAMPLES = """Examples:
 
 \b
@@ -114,7 +117,8 @@ def fail(text: str, status: int) -> NoReturn:
     """Print an error message, and exit."""
     from imagebuild.core.console import err, styled
 
-    err.print(styled(("error: ", "red"), with_project(text, sys.argv)))
+    with suppress(OSError):  # without a place for the message, only the status says it
+        err.print(styled(("error: ", "red"), with_project(text, sys.argv)))
     sys.exit(status)
 
 
@@ -136,10 +140,6 @@ def end(number: int, _: object) -> NoReturn:
 
 def main() -> None:
     """Run a command. Errors for users become one message and an exit code; other errors keep their traceback."""
-    # Output to a file is UTF-8. On a terminal, characters that the terminal cannot show are replaced.
-    if isinstance(sys.stdout, TextIOWrapper):
-        is_terminal = sys.stdout.isatty()
-        sys.stdout.reconfigure(encoding=None if is_terminal else "utf-8", errors="replace" if is_terminal else "strict")
     # Most objects live until the command ends. Frequent garbage collection would only cost time.
     gc.set_threshold(50_000)
     sys.excepthook = show_bug
@@ -147,12 +147,22 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, end)
+    output = sys.stdout
     try:
+        # Output to a file is UTF-8. On a terminal, characters that the terminal cannot show are replaced.
+        if isinstance(sys.stdout, TextIOWrapper):
+            shown = sys.stdout.isatty()
+            sys.stdout.reconfigure(encoding=None if shown else "utf-8", errors="replace" if shown else "strict")
         try:
             status = app.main(prog_name="imagebuild", standalone_mode=False)
         finally:
             sys.stdout.flush()
         sys.exit(status)
+    except SystemExit:
+        # click replaces an output whose reader has closed it, and exits with 1, which would mean that a check failed.
+        if sys.stdout is not output:
+            sys.exit(CLOSED_PIPE)
+        raise
     except click.Abort:  # Ctrl-C
         sys.exit(130)
     except NoArgsIsHelpError as error:
@@ -165,9 +175,9 @@ def main() -> None:
         fail(str(error), error.exit_code)
     except OSError as error:
         # An error about a file was already turned into an ImagebuildError, so an OSError with a file name is a bug.
-        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EPIPE):
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EPIPE, errno.EBADF):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise Python would flush at exit and fail again
-        if error.errno != errno.EPIPE:
-            sys.stderr.write(f"error: the standard output cannot be written: {error.strerror}\n")
-        sys.exit(2)
+        if error.errno == errno.EPIPE:
+            sys.exit(CLOSED_PIPE)
+        fail(f"the standard output cannot be written: {error.strerror}", 2)

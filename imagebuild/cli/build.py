@@ -1,5 +1,7 @@
 """The commands `imagebuild build`, `bundle`, `engine` and `doctor`."""
 
+from __future__ import annotations
+
 import os
 import sys
 import tempfile
@@ -7,13 +9,16 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from imagebuild.cli import options
 from imagebuild.core.console import err, format_size, out
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
+
+if TYPE_CHECKING:
+    from imagebuild.oci.image import PlatformImage
 
 
 @options.command()
@@ -42,8 +47,14 @@ def build(
         bundle = link.resolve()
     chosen = options.parse_platforms(platforms)
     workspace = workspace.locked(targets, wanted=lock, platforms=chosen, ca=ca, folder=folder)
+
+    def describe(image: PlatformImage) -> bytes:
+        from imagebuild.publish.sbom import known_sbom
+
+        return known_sbom(image, {name: file.model for name, file in workspace.project.components.items()})
+
     request = BuildRequest(
-        targets=targets, platforms=chosen,
+        targets=targets, platforms=chosen, describe=describe,
         output="push" if push else str(output.resolve()) if output else "load", compression=compression,
         builder=builder, sources=sources, base=base, ca=ca, no_cache=no_cache,
         rebuilt=rebuild.date() if rebuild else None, cache=cache, cache_write=cache_write, stage=stage, folder=folder,

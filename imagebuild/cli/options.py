@@ -128,14 +128,19 @@ def command(group: click.Group | None = None, name: str = "") -> Callable[[Callb
                 {names[key]: names[other] for key, other in row.get("needs", {}).items()},
                 [[names[key] for key in keys] for keys in row.get("exclusive", ())],
             )
+            for key in written:
+                check_output(given[key])
             for key, kind in groups.items():
                 given[key] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
             return callback(**given)
 
         parameters: list[click.Parameter] = []
+        written: list[str] = []
         for key, own in row["options"].items():
             members = get_type_hints(groups[key]) if key in groups else {key: hints[key]}
-            parameters += [_parameter(each, hint, own or table("options")[each]) for each, hint in members.items()]
+            rows = {each: own or table("options")[each] for each in members}
+            parameters += [_parameter(each, hint, rows[each]) for each, hint in members.items()]
+            written += [each for each in members if rows[each].get("writes")]
         epilog = "\n".join(["Examples:", "", "\b", *(f"  {line}" for line in row["examples"])])
         new = StrictCommand(word, callback=call, params=parameters, help=row["help"], epilog=epilog)
         if group:
@@ -149,7 +154,8 @@ def _parameter(name: str, hint: Any, row: Mapping[str, Any]) -> click.Parameter:
     """Return an option, or an argument, from the annotation of a parameter and a row of a YAML file.
 
     `names`: the words of the option, if they differ from the name of the parameter. `type`: arguments of the class in
-    TYPES. `choices`: allowed values, if they are no Literal. `complete`: argument of `names_of`. Other keys are
+    TYPES. `choices`: allowed values, if they are no Literal. `complete`: argument of `names_of`. `writes`: the option
+    names a file that is written at the end, so it is checked at the beginning. Other keys are
     arguments of `click.Option` or `click.Argument`."""
     if NoneType in get_args(hint):
         hint = get_args(hint)[0]
@@ -162,7 +168,9 @@ def _parameter(name: str, hint: Any, row: Mapping[str, Any]) -> click.Parameter:
     elif kind in TYPES:
         kind = TYPES[kind](**row.get("type", {}))
     given = {
-        key: value for key, value in row.items() if key not in ("names", "argument", "complete", "type", "choices")
+        key: value
+        for key, value in row.items()
+        if key not in ("names", "argument", "complete", "type", "choices", "writes")
     }
     given |= {"type": kind, "shell_complete": names_of(row["complete"]) if "complete" in row else None}
     if row.get("argument"):
@@ -437,13 +445,21 @@ def check_combination(
             raise ConfigError(f"{both[0]}: cannot be combined with {' and '.join(both[1:])}; leave out all but one")
 
 
+def check_output(name: str | Path | None) -> None:
+    """Raise ConfigError if the file that an option names cannot be written. None and `-` are accepted."""
+    from imagebuild.core.files import check_writable
+
+    if name == "":
+        raise ConfigError("FILE: the name of the output file is empty; name a file, or remove the option")
+    if name is not None and str(name) != STDOUT:
+        check_writable(Path(name))
+
+
 def print_or_write(text: str, output: str | None) -> None:
     """Print a text, or write it unchanged to the file of --output. In a terminal, invisible characters are replaced.
     Raises ConfigError if the file cannot be written."""
     from imagebuild.core.files import write_text
 
-    if output == "":
-        raise ConfigError("FILE: the name of the output file is empty; name a file, or remove the option")
     if output is None or output == STDOUT:
         if sys.stdout.isatty():
             from imagebuild.core.console import visible
@@ -455,13 +471,17 @@ def print_or_write(text: str, output: str | None) -> None:
 
 
 def print_result(json_file: str | None, result: object, show: Callable[[], None]) -> None:
-    """Write a result as JSON to the file of --json. Call `show`, which prints a text, unless the JSON was printed."""
-    if json_file is not None:
-        from pydantic_core import to_json
+    """Write a result as JSON to the file of --json. Call `show`, which prints a text, unless the JSON was printed.
 
-        from imagebuild.core.console import escaped_json
+    If the file cannot be written, the text is printed anyway, before ConfigError is raised."""
+    try:
+        if json_file is not None:
+            from pydantic_core import to_json
 
-        text = to_json(result, indent=1, by_alias=False, inf_nan_mode="null").decode()
-        print_or_write(escaped_json(text) + "\n", json_file)
-    if json_file != STDOUT:
-        show()
+            from imagebuild.core.console import escaped_json
+
+            text = to_json(result, indent=1, by_alias=False, inf_nan_mode="null").decode()
+            print_or_write(escaped_json(text) + "\n", json_file)
+    finally:
+        if json_file != STDOUT:
+            show()

@@ -4,6 +4,7 @@ Everything that imagebuild prints passes through `Output`, because names and mes
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -81,6 +82,10 @@ class Output(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, emoji=False, markup=False, **options)
+
+    def on_broken_pipe(self) -> None:
+        """Raise BrokenPipeError, as other output does. rich would exit with status 1: a check failed."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **{**options, "markup": False})

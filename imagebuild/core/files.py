@@ -2,15 +2,17 @@
 
 A file is first written under a temporary name, so that it is never incomplete."""
 
+import errno
 import hashlib
 import io
 import os
 import re
 import stat
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import BinaryIO
 from uuid import uuid4
 
@@ -23,7 +25,10 @@ _STREAM = re.compile(r"-|/dev/stdin|/(?:dev|proc/self)/fd/\d+")
 """Matches names of open streams. They are read even if they are FIFOs or devices."""
 LARGEST_FILE, LARGEST_STREAM = 64 << 20, 1 << 30
 """Default maximum size in bytes of a file that is read into memory, and of a stream that `open_file` reads."""
-
+_streams: dict[object, bytes] = {}
+"""Maps each stream that was read to its content."""
+FIFO_S = 5
+"""Maximum time in seconds that a command waits for a program that writes to a FIFO."""
 LARGEST_PART = 4 << 20
 """Maximum size in bytes of a template, of a file that templates insert, and of a script."""
 
@@ -31,6 +36,22 @@ LARGEST_PART = 4 << 20
 def write_text(path: Path, text: str) -> None:
     """Write a text to a file as `write_bytes` does, in UTF-8."""
     write_bytes(path, text.encode())
+
+
+def check_writable(path: Path) -> None:
+    """Raise ConfigError if a file cannot be written, as `write_bytes` would. Work that takes long begins after this."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.exists() and not path.is_file():
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        else:
+            parents = Path(os.path.realpath(path)).parents
+            with temporary_file(next(parent for parent in parents if parent.exists())) as temporary:
+                temporary.touch()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -77,22 +98,50 @@ def temporary_file(folder: Path) -> Iterator[Path]:
 
 
 def open_file(path: Path, limit: int = LARGEST_STREAM) -> BinaryIO:
-    """Open a regular file to read it, or read an open stream, such as `-` (the standard input), into memory.
+    """Open a regular file to read it, or read a FIFO or an open stream, such as `-` (the standard input), into memory.
 
-    Another FIFO or a device could block or never end. Raises ConfigError for them and if a stream is larger than
-    `limit` bytes, and OSError if the file cannot be read."""
-    is_stream = _STREAM.fullmatch(str(path))
+    A device could never end. Raises ConfigError for a device, for a FIFO to which no program writes, and if a stream is
+    larger than `limit` bytes, and OSError if the file cannot be read."""
     if str(path) == "-":
-        file: BinaryIO = sys.stdin.buffer
-    else:
-        # With O_NONBLOCK, opening a FIFO does not wait for a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if is_stream else os.O_NONBLOCK))
-        kind = os.fstat(descriptor).st_mode
-        if not (is_stream or stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
-            os.close(descriptor)
-            raise ConfigError(f"{path}: cannot be read: not a regular file; name a file, or pass it as /dev/stdin")
-        file = os.fdopen(descriptor, "rb")  # raises OSError for a folder
-    return io.BytesIO(_read(file, path, limit)) if is_stream else file
+        return io.BytesIO(_stream(sys.stdin, sys.stdin.buffer.read, path, limit))
+    found = path.stat()
+    if _STREAM.fullmatch(str(path)) or stat.S_ISFIFO(found.st_mode):
+        return io.BytesIO(_stream((found.st_dev, found.st_ino), lambda size: _read_stream(path, size), path, limit))
+    # With O_NONBLOCK, opening a device does not wait.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    kind = os.fstat(descriptor).st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+        os.close(descriptor)
+        raise ConfigError(f"{path}: cannot be read: not a regular file; name a file, or pass it as /dev/stdin")
+    return os.fdopen(descriptor, "rb")  # raises OSError for a folder
+
+
+def _stream(key: object, read: Callable[[int], bytes], path: Path, limit: int) -> bytes:
+    """Return the content of a stream. It is kept, because a stream can be read only once, but some files are read
+    twice. `read` reads a number of bytes. Raises ConfigError if there are more than `limit` bytes."""
+    if key not in _streams:
+        _streams[key] = read(limit + 1)
+    if len(_streams[key]) > limit:
+        raise ConfigError(f"{path}: cannot be read: is larger than {limit} bytes; check the name")
+    return _streams[key]
+
+
+def _read_stream(path: Path, size: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if _STREAM.fullmatch(str(path)) else _opened_fifo(path)
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(size)
+
+
+def _opened_fifo(path: Path) -> int:
+    """Open a FIFO when a program opens it to write. Raises ConfigError if no program does so for FIFO_S seconds."""
+    opened: list[int] = []
+    waiting = Thread(target=lambda: opened.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC)), daemon=True)
+    waiting.start()
+    waiting.join(FIFO_S)
+    if not opened:
+        problem = "not a regular file, and no program writes to it; name a file, or pass it as /dev/stdin"
+        raise ConfigError(f"{path}: cannot be read: {problem}")
+    return opened[0]
 
 
 def _read(file: BinaryIO, path: Path, limit: int) -> bytes:

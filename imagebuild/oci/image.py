@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,9 @@ from imagebuild.oci.layout import (
     INDEX_FILE,
     INDEX_TYPES,
     NO_IMAGE,
+    OPAQUE,
     PLAIN_LAYER,
+    WHITEOUT,
     Blob,
     Descriptor,
     Layout,
@@ -29,6 +31,7 @@ from imagebuild.oci.layout import (
     unpack,
 )
 from imagebuild.oci.reference import ImageReference
+from imagebuild.oci.tar import Archive, decompressed, member_path
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -208,6 +211,30 @@ def images_in(source: Path | Iterable[bytes], folder: Path) -> tuple[PlatformIma
     if not images:
         raise ResultError(f"{path}: contains no image")
     return tuple(images.values())
+
+
+def files_in(image: PlatformImage, wanted: Collection[str]) -> dict[str, bytes]:
+    """Return the content of regular files in an image; a file that the image does not contain is left out.
+
+    Layers are read from the newest to the oldest, until all files are found. Raises CommandError if a layer cannot be
+    fetched, and ResultError if it cannot be read."""
+    settled: dict[str, bytes | None] = {}
+    for layer in reversed(image.layers):
+        newest: dict[str, bytes | None] = {}
+        with _explained(image.name), image.fetch(layer).file.open("rb") as file:
+            archive = Archive(decompressed(file))
+            for member in archive:
+                folder, _, name = (member_path(member.name) or "").rpartition("/")
+                hidden = folder if name == OPAQUE else f"{folder}/{name.removeprefix(WHITEOUT)}"
+                if f"{folder}/{name}" in wanted:
+                    newest[f"{folder}/{name}"] = b"".join(archive.content()) if member.kind == "file" else None
+                elif name.startswith(WHITEOUT):
+                    under = [path for path in wanted if f"{path}/".startswith(f"{hidden}/".lstrip("/"))]
+                    newest = dict.fromkeys(under) | newest
+        settled = newest | settled
+        if settled.keys() >= {*wanted}:
+            break
+    return {path: content for path, content in settled.items() if content is not None}
 
 
 def _images(layout: Layout, index: Mapping[str, Any], name: str, seen: set[str]) -> Iterator[PlatformImage]:

@@ -10,6 +10,7 @@ from imagebuild.core.run import ARCHITECTURES
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.plan import components_of
 from imagebuild.publish.evidence import attached_packages
+from imagebuild.publish.sbom import DPKG
 from imagebuild.publish.signatures import Signer
 from imagebuild.report.document import NONE
 from imagebuild.verify.files import Tree
@@ -19,7 +20,6 @@ from imagebuild.verify.subject import ImageFinder
 Changes = dict[str, tuple[str | None, str | None]]
 """Maps the name of each difference to the value in the first image and the value in the second image. None: the image
 has no such value."""
-DPKG = "var/lib/dpkg/status"
 """Path of dpkg's list of installed packages."""
 
 

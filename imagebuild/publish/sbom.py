@@ -1,10 +1,10 @@
-"""The SBOM of an image, as SPDX 2.3 JSON: the packages that syft finds, and the components of the project."""
+"""The SBOM of an image, as SPDX 2.3 JSON: packages, as dpkg or syft lists them, and the components of the project."""
 
 import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from imagebuild.core.errors import CommandError, ResultError
 from imagebuild.core.fields import Form
 from imagebuild.core.run import INSTALL_SYFT, RunProgram, run_program, syft_program
 from imagebuild.oci.attestation import encode_predicate
-from imagebuild.oci.image import PlatformImage
+from imagebuild.oci.image import PlatformImage, files_in
 from imagebuild.project.component import Component
 from imagebuild.project.plan import components_of
 
@@ -30,6 +30,8 @@ DOCUMENT = "SPDXRef-DOCUMENT"
 IMAGE = "SPDXRef-Image"
 NAMESPACE = "urn:imagebuild:sbom:"
 UNKNOWN = "NOASSERTION"
+DPKG, OS_RELEASE = "var/lib/dpkg/status", "usr/lib/os-release"
+"""Files in an image: dpkg's database of packages, and the name of the distribution."""
 LICENSE_REF = re.compile(r"LicenseRef-[A-Za-z0-9.-]+")
 
 
@@ -40,7 +42,50 @@ def make_sbom(image: PlatformImage, components: Mapping[str, Component]) -> Docu
     if the output of syft is not JSON or the creation time of the image cannot be read."""
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as name:
         document = run_syft(image.as_layout(Path(name, "layout")).folder, Path(name))
-    return complete_document(document, image, components)
+    status = files_in(image, (DPKG,)).get(DPKG, b"").decode(errors="replace")
+    removed = debian.package_names(status) - {package.name for package in debian.installed_packages(status)}
+    return complete_document(without_packages(document, removed), image, components)
+
+
+def without_packages(document: Document, names: Collection[str]) -> Document:
+    """Return an SPDX document without these packages. syft also lists those of which only the configuration is left."""
+    ids = {package["SPDXID"] for package in document["packages"] if package["name"] in names}
+    kept = [r for r in document["relationships"] if ids.isdisjoint((r["spdxElementId"], r["relatedSpdxElement"]))]
+    packages = [package for package in document["packages"] if package["SPDXID"] not in ids]
+    return {**document, "packages": packages, "relationships": kept}
+
+
+def known_sbom(image: PlatformImage, components: Mapping[str, Component]) -> bytes:
+    """Return the SPDX document of an image, without syft: the packages in dpkg's database, and the components.
+
+    The packages are those that syft finds; only syft reads their licences. Raises ResultError if a layer or the
+    database cannot be read."""
+    files = {path: content.decode(errors="replace") for path, content in files_in(image, (DPKG, OS_RELEASE)).items()}
+    system = dict(re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)', files.get(OS_RELEASE, ""), re.MULTILINE))
+    distribution = system.get("ID", "linux")
+    root: dict[str, Any] = {"SPDXID": "SPDXRef-root", "downloadLocation": UNKNOWN, "licenseDeclared": UNKNOWN}
+    packages = [root]
+    for package in debian.installed_packages(files.get(DPKG, "")):
+        name, _, version = package.source.partition(" ")
+        upstream = "@".join(filter(None, (name, version.strip("()"))))
+        qualifiers = {"arch": package.architecture, "upstream": upstream}
+        qualifiers["distro"] = f"{distribution}-{system['VERSION_ID']}" if "VERSION_ID" in system else ""
+        packages.append(
+            {
+                "SPDXID": "SPDXRef-Package-deb-"
+                + re.sub(r"[^A-Za-z0-9.]+", "-", f"{package.name}-{package.architecture}"),
+                "name": package.name, "versionInfo": package.version, "supplier": UNKNOWN, "downloadLocation": UNKNOWN,
+                "licenseConcluded": UNKNOWN, "licenseDeclared": UNKNOWN, "copyrightText": UNKNOWN,
+                "externalRefs": _purl("deb", package.name, package.version, distribution, **qualifiers),
+            }
+        )  # fmt: skip
+    described = {"spdxElementId": DOCUMENT, "relationshipType": "DESCRIBES", "relatedSpdxElement": "SPDXRef-root"}
+    contained = [
+        {"spdxElementId": "SPDXRef-root", "relationshipType": "CONTAINS", "relatedSpdxElement": package["SPDXID"]}
+        for package in packages[1:]
+    ]
+    document = {"packages": packages, "relationships": [described, *contained], "creationInfo": {"creators": []}}
+    return encode_predicate(complete_document(document, image, components))
 
 
 def run_syft(layout: Path, folder: Path, run: RunProgram = run_program, program: str | None = None) -> Document:
@@ -129,8 +174,8 @@ def _component_package(name: str, version: str, component: Component | None) -> 
     }  # fmt: skip
 
 
-def _purl(kind: str, name: str, version: str, **qualifiers: str) -> list[dict[str, str]]:
-    url = PackageURL(kind, None, name, version, qualifiers).to_string()
+def _purl(kind: str, name: str, version: str, namespace: str | None = None, **qualifiers: str) -> list[dict[str, str]]:
+    url = PackageURL(kind, namespace, name, version, qualifiers).to_string()
     return [{"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": url}]
 
 

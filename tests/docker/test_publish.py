@@ -117,7 +117,7 @@ def test_from_build_to_pull_over_a_bad_network(shop: Shop, client: DockerClient)
     }
     shop.complete("shop")
 
-    assert done[NEW].attached == {"provenance": 2, "verification": 2}  # for the platform and the index
+    assert done[NEW].attached == {"provenance": 2, "sbom": 2, "verification": 2}  # for the platform and the index
 
     # The tag names the image that was built and verified, and the image runs.
     name = f"{faulty.address}/{REPOSITORY}/shop/tiny:latest"

