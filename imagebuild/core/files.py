@@ -41,8 +41,10 @@ def write_text(path: Path, text: str) -> None:
 def check_writable(path: Path) -> None:
     """Raise ConfigError if a file cannot be written, as `write_bytes` would. Work that takes long begins after this."""
     try:
+        with suppress(FileNotFoundError):
+            path.stat()  # raises OSError for a circular symlink
         if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            raise ConfigError(f"{path}: cannot be written: is a folder; name a file in it")
         if path.exists() and not path.is_file():
             if not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
