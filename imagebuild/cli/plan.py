@@ -13,7 +13,7 @@ from imagebuild.cli import options
 from imagebuild.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from imagebuild.core.advisories import Advisory
+    from imagebuild.core.advisory import Advisory
     from imagebuild.project.plan import Target
 
 SECRET_MOUNT = re.compile(r"--mount=type=secret,\S+ *(\\\n *)?")
@@ -123,7 +123,7 @@ def plan(
 
 def write_osv(file: str | None) -> None:
     """Write all advisories to a file, in the format of OSV. None: write nothing."""
-    from imagebuild.core.advisories import advisories, osv
+    from imagebuild.core.advisory import advisories, osv
 
     if file:
         options.print_or_write(json.dumps([osv(each) for each in advisories()], indent=1) + "\n", file)
@@ -134,7 +134,7 @@ def name_advisories(targets: Sequence[Target], waived: Sequence[str], *, whole: 
     distributions, whose versions nobody can choose. `waived` contains texts `ID=REASON`.
 
     Raises ConfigError for an advisory that refuses a version, unless it is waived."""
-    from imagebuild.core.advisories import advisories, is_packaged, known_bad
+    from imagebuild.core.advisory import advisories, is_packaged, known_bad
     from imagebuild.core.console import err
 
     reasons = {text.partition("=")[0]: text.partition("=")[2].strip() for text in waived}

@@ -89,7 +89,7 @@ def verify(
 
 def name_known_faults(result: VerifyResult, plan: Plan) -> None:
     """Print the advisories about the versions in an image of the plan."""
-    from imagebuild.core.advisories import known_bad
+    from imagebuild.core.advisory import known_bad
     from imagebuild.core.console import err
 
     arch = (result.platform or "").partition("/")[2]

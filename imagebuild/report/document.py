@@ -36,7 +36,7 @@ from imagebuild.bench.models import (
 from imagebuild.bench.paired import PairedComparison, judge_sides
 from imagebuild.bench.read import read_comparison, read_files
 from imagebuild.bench.verification import SPEED, VerifyResult
-from imagebuild.core.advisories import known_bad
+from imagebuild.core.advisory import known_bad
 from imagebuild.core.console import visible
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model

@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel
 
 from imagebuild.core import console
-from imagebuild.core.advisories import known_bad
+from imagebuild.core.advisory import known_bad
 from imagebuild.core.errors import CommandError
 from imagebuild.verify.elf import PATTERNS
 from imagebuild.verify.runner import run_behind, shell_script

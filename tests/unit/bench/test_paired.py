@@ -36,9 +36,11 @@ def log_of(
     for number, side in enumerate(side for row in order for side in row):
         drift = 1 - 0.0002 * number  # the hardware gets warmer
         factor = drift * (1 + draw.gauss(0, noise))
-        table = Table(
-            sizes=(1 << 20, 1 << 30), step=1024, ranks=4, speed=lambda size, f=factor, s=side: f * speeds(s, size)
-        )
+
+        def speed(size: int, factor: float = factor, side: int = side) -> float:
+            return factor * speeds(side, size)
+
+        table = Table(sizes=(1 << 20, 1 << 30), step=1024, ranks=4, speed=speed)
         library = f"nccl-library={code_of((loaded or versions)[side])}"
         body = table.text().replace("nccl-library=23007", library).strip()
         text += f"\n# imagebuild-compare begin {number}\n{body}\n\n# imagebuild-compare end 0\n"

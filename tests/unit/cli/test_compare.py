@@ -1,6 +1,7 @@
 """The command `imagebuild compare`, with a program that prints tables, and the report on its log."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,17 @@ cat "{folder}/$NCCL_ALGO$((RANDOM % 3))"
 """
 
 
+def _constant(rate: float) -> Callable[[int], float]:
+    return lambda _: rate
+
+
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
     """A program whose algorithm Tree is 3 % slower than Ring. Its speed varies."""
     for name, rate in ("Ring", 350.0), ("Tree", 339.5):
         for number in range(3):
-            table = Table(sizes=(1 << 30,), ranks=4, seed=number, speed=lambda _, r=rate + number / 10: r)
+            speed = _constant(rate + number / 10)
+            table = Table(sizes=(1 << 30,), ranks=4, seed=number, speed=speed)
             (tmp_path / f"{name}{number}").write_text(table.text())
     path = tmp_path / "all_reduce_perf"
     path.write_text(PROGRAM.replace("{folder}", str(tmp_path)))

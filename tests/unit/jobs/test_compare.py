@@ -79,9 +79,10 @@ def test_wrong_sides(text: str, says: str) -> None:
 
 def test_wrong_numbers() -> None:
     sides = parse_sides("nccl=2.30.7,2.32.3")
-    for options, says in ({"libraries": "", "blocks": 12}, "--libraries: is missing"), (
-        {"libraries": "/x", "blocks": 9}, "--blocks 9: an interval needs at least 10 blocks",
-    ):  # fmt: skip
+    for libraries, blocks, says in (
+        ("", 12, "--libraries: is missing"),
+        ("/x", 9, "--blocks 9: an interval needs at least 10 blocks"),
+    ):
         with pytest.raises(ConfigError) as error:
-            comparison_script(sides, ["true"], seed=1, **options)
+            comparison_script(sides, ["true"], libraries=libraries, blocks=blocks, seed=1)
         assert says in str(error.value)

@@ -14,7 +14,7 @@ from imagebuild.core.fields import Arch, Model, satisfies
 
 
 def _read(name: str) -> Any:
-    return yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8"))
+    return yaml.safe_load((Path(__file__).with_name("advisories") / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 COMPONENTS: Mapping[str, list[str]] = _read("components")

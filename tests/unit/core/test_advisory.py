@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from imagebuild.cli.plan import name_advisories
-from imagebuild.core.advisories import Advisory, advisories, known_bad, osv
+from imagebuild.core.advisory import Advisory, advisories, known_bad, osv
 from imagebuild.core.errors import ConfigError
 
 
