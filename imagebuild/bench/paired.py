@@ -16,7 +16,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from imagebuild.bench.models import Claim, ClaimWord, Judgement, Run, SpeedClaim
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.errors import ConfigError, plural
 from imagebuild.core.fields import Model
 
 MARK = "imagebuild-compare"
@@ -137,33 +137,43 @@ def compare_sides(
     if len(order) - 1 < FEWEST_BLOCKS:
         problems.append(f"{len(order) - 1} blocks; an interval needs {FEWEST_BLOCKS}")
     loaded: defaultdict[int, set[str]] = defaultdict(set)
-    faults: list[str] = []
+    faulty: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for number, section in sorted(sections.items()):
         side, text = sides[section.side], "\n".join(section.text)
-        kind, _, value = side.partition("=")
         versions = loaded_versions(text)
         loaded[section.side] |= versions
-        if section.status not in (0, None):
-            faults.append(f"{side}: run {number} ended with exit status {section.status}")
-        if number not in complete:
-            continue
-        if bad := next((run for run in runs.get(number, ()) if run.verdict != "ok"), None):
-            faults.append(f"{side}: run {number}: {bad.verdict.replace('-', ' ')}: {bad.reason}")
-        if not versions:
-            faults.append(f"{side}: run {number} does not say which NCCL it loaded; set NCCL_DEBUG=VERSION")
-        elif kind == "nccl" and versions != {value}:
-            faults.append(f"{side}: run {number} loaded NCCL {', '.join(sorted(versions))}")
-        elif kind.startswith("env:") and value and (kind[4:], value) not in _VARIABLE.findall(text):
-            faults.append(f"{side}: run {number} does not say that it used {kind[4:]}; set NCCL_DEBUG=INFO")
+        if number in complete:
+            for fault in _faults(side, section, text, versions, runs.get(number, ())):
+                faulty[side, fault].append(number)
+    faults = tuple(
+        f"{side}: run {numbers[0]} {fault}" + (f", and {plural(len(numbers) - 1, 'more run')}" if numbers[1:] else "")
+        for (side, fault), numbers in faulty.items()
+    )
     differences = tuple(_differences(sides, order, sections, {n: runs.get(n, ()) for n in complete}))
     if not differences and not problems:
         problems.append("no run printed a table")
     if problems or faults:
         differences = tuple(item.model_copy(update={"verdict": "open"}) for item in differences)
     return PairedComparison(
-        source=source, sides=sides, problems=tuple(problems), faults=tuple(dict.fromkeys(faults)),
+        source=source, sides=sides, problems=tuple(problems), faults=faults,
         loaded={sides[side]: tuple(sorted(found)) for side, found in sorted(loaded.items())}, differences=differences,
     )  # fmt: skip
+
+
+def _faults(side: str, section: _Section, text: str, versions: set[str], runs: Sequence[Run]) -> Iterator[str]:
+    """Yield the reasons why a run does not count for its side."""
+    kind, _, value = side.partition("=")
+    if section.status:
+        yield f"ended with exit status {section.status}"
+        return
+    if bad := next((run for run in runs if run.verdict != "ok"), None):
+        yield f"has a bad result, {bad.verdict.replace('-', ' ')}: {bad.reason}"
+    if not versions:
+        yield "does not say which NCCL it loaded; set NCCL_DEBUG=VERSION"
+    elif kind == "nccl" and versions != {value}:
+        yield f"loaded NCCL {', '.join(sorted(versions))}"
+    elif kind.startswith("env:") and value and (kind[4:], value) not in _VARIABLE.findall(text):
+        yield f"does not say that it used {kind[4:]}; set NCCL_DEBUG=INFO"
 
 
 Key = tuple[str, int]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 from imagebuild.cli import options
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.errors import CommandError, ConfigError
 
 
 @options.command()
@@ -19,6 +18,7 @@ def compare(
 
     from imagebuild.bench.judge import Expected
     from imagebuild.core.console import err
+    from imagebuild.core.run import end_program, os_errors_as_command_errors, start_program
     from imagebuild.jobs.compare import comparison_script, parse_sides
     from imagebuild.report.report import make_report
     from imagebuild.report.text import print_report
@@ -33,12 +33,16 @@ def compare(
         raise ConfigError("-o: is missing; name the file for the log, which `imagebuild report` reads again")
     prefix = shlex.split((runner or "").removeprefix("exec:"))
     log = Path(output)
-    with log.open("wb") as file:
-        done = subprocess.run([*prefix, "bash", "-c", text], stdout=file, stderr=subprocess.STDOUT, check=False)
+    with os_errors_as_command_errors(), log.open("wb") as file:
+        process = start_program([*prefix, "bash", "-c", text], output=file.fileno())
+        try:
+            status = process.wait()
+        finally:
+            end_program(process)
     err.print(f"{log}: the log of the comparison")
-    if done.returncode:
+    if status:
         last = log.read_text(errors="replace").strip().splitlines()[-1:]
-        raise ConfigError(f"the comparison ended with exit status {done.returncode}: {''.join(last)}")
+        raise CommandError(f"the comparison ended with exit status {status}: {''.join(last)}")
     outputs = dict.fromkeys(("--json", "--junit", "--html"))
     result = make_report(
         [log], profile=None, profiles=[], baseline=None, expected=Expected(), allowed=("unvalidated",), outputs=outputs,

@@ -132,7 +132,11 @@ def test_a_log_that_is_cut_stays_open(compared: Callable[[str], PairedComparison
         ("nccl-library=23203", "nccl-library=23007", "nccl=2.32.3: run 1 loaded NCCL 2.30.7"),
         ("nccl-library=23203", "", "nccl=2.32.3: run 1 does not say which NCCL it loaded; set NCCL_DEBUG=VERSION"),
         ("compare end 0", "compare end 137", "nccl=2.30.7: run 0 ended with exit status 137"),
-        ("# Out of bounds values : 0 OK", "# Out of bounds values : 3 FAILED", "nccl=2.30.7: run 0: wrong data"),
+        (
+            "# Out of bounds values : 0 OK",
+            "# Out of bounds values : 3 FAILED",
+            "nccl=2.30.7: run 0 has a bad result, wrong data",
+        ),
     ],
 )
 def test_what_spoils_a_comparison(compared: Callable[[str], PairedComparison], old: str, new: str, says: str) -> None:
