@@ -31,7 +31,7 @@ docs: $(VENV)/installed-dev ## build the site of docs/ in build/docs and fail on
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 unit: $(VENV)/installed-dev
-	$(VENV)/bin/pytest -m "not docker and not browser" -n auto --dist worksteal tests
+	$(VENV)/bin/pytest -m "not docker and not browser" -n auto --dist worksteal --durations=30 tests
 
 browser: $(VENV)/installed-browser ## test the HTML pages in the distribution's Chromium
 	$(VENV)/bin/pytest -m browser -v -n 2 --dist worksteal tests

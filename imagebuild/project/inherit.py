@@ -12,6 +12,8 @@ from imagebuild.project.matrix import ComponentEdits, Image, Matrix
 
 REQUIRED = ("description", "axes", "platforms", "components", "tags")
 """Keys that every image has, its own or from the image that it starts from."""
+MOST_STEPS = 50
+"""Maximum number of images that start one from the other."""
 
 
 def complete_images(document: YamlFile[Matrix], extended: Mapping[str, Image], mistakes: Mistakes) -> dict[str, Image]:
@@ -28,6 +30,10 @@ def complete_images(document: YamlFile[Matrix], extended: Mapping[str, Image], m
             circle = " → ".join((*trail[trail.index(name) :], name))
             problem = f"circular dependency: {circle}; start one of them from another image"
             mistakes.add_once(f"{document.at('images', name, 'from')}: images.{name}.from", problem)
+            return own[name]
+        if len(trail) > MOST_STEPS:
+            problem = f"starts from more than {MOST_STEPS} images, one from the other; start it from an earlier one"
+            mistakes.add_once(f"{document.at('images', name)}: images.{name}", problem)
             return own[name]
         image = own[name]
         source = image.from_ if "from_" in image.model_fields_set else (name if name in extended else None)

@@ -56,3 +56,10 @@ def test_conditions_of_inherited_aliases_may_name_other_values(tmp_path: Path, t
     tiny.replace("matrix.yaml", "    tags:", '    aliases: [{tag: "x:{os}", when: {cuda: "12.9"}}]\n    tags:')
     folder = written(tmp_path / "own", {"tiny": {"axes": {"cuda": "13.0"}}}, "..")
     assert targets(load_project(folder))[0] == "tiny-cuda13.0-debian13-runtime"
+
+
+def test_a_long_chain_is_refused(tmp_path: Path) -> None:
+    images = {f"a{number}": {"from": f"a{number + 1}"} for number in range(3000)}
+    with pytest.raises(ConfigError) as error:
+        load_project(written(tmp_path, images))
+    assert "starts from more than 50 images" in str(error.value)
