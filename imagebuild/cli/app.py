@@ -170,6 +170,8 @@ def main() -> None:
         sys.exit(2)
     except click.UsageError as error:
         text = " ".join(error.format_message().removesuffix(".").split())
+        own = error.ctx and any((param.metavar or "").startswith("COMMAND") for param in error.ctx.command.params)
+        text += "; write `--` before the command" if own and isinstance(error, click.NoSuchOption) else ""
         fail(text + (f"; see `{error.ctx.command_path} --help`" if error.ctx else ""), 2)
     except ImagebuildError as error:
         fail(str(error), error.exit_code)

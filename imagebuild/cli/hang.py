@@ -9,7 +9,7 @@ from imagebuild.core.errors import CommandError
 
 @options.command()
 def hang(runner: str, wait: float, json_file: str | None) -> None:
-    from imagebuild.bench.hang import answers, hung
+    from imagebuild.bench.hang import PREFIX, answers, hung
     from imagebuild.core.console import out
     from imagebuild.jobs.manifest import TEMPLATES
     from imagebuild.verify.runner import run_behind
@@ -20,6 +20,9 @@ def hang(runner: str, wait: float, json_file: str | None) -> None:
         lines: list[str] = []
         run_behind(runner, ["bash", "-c", script], lines.append)
         found = answers(lines)
+        if not any(PREFIX in line for line in lines):
+            said = lines[-1].strip() if lines else "it printed nothing"
+            raise CommandError(f"--runner {runner}: NCCL could not be asked there; correct the prefix: {said}")
         if not found:
             problem = "NCCL does not answer at its RAS socket, port 28028 on the loopback"
             raise CommandError(

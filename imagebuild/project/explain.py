@@ -48,6 +48,8 @@ def explain(project: Project, target: Target) -> Iterator[Row]:
                 f"{len(value.splitlines())} lines",
                 f"--append {changes.append}" if changes.append else origin,
             )
+        elif key == "packages":
+            value = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in value.items() if names)
         elif isinstance(value, list):
             value = ", ".join(item if isinstance(item, str) else f"{item['rule']} {item['subject']}" for item in value)
         elif isinstance(value, dict):

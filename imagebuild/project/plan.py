@@ -442,14 +442,18 @@ def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
     """Return the targets that fit the selectors: globs of ids, names of images, and `axis=value`.
 
     A target must fit one of the globs or names, and every `axis=value`. Without selectors, return all targets. Raises
-    NothingSelected if no target fits, with the reason if a rule excludes the targets, and ConfigError if the options
-    `--with` and `--without` make a selected target impossible."""
+    NothingSelected if no target fits all selectors or one of them, with the reason if a rule excludes the targets, and
+    ConfigError if the options `--with` and `--without` make a selected target impossible."""
     selectors = tuple(selectors)
     impossible = [item for item in select_excluded(plan, selectors) if item.rule == OPTIONS]
     if reasons := {item.image: item.reason for item in reversed(impossible)}:
         raise ConfigError("\n".join(dict.fromkeys(reversed(reasons.values()))))
-    if chosen := tuple(t for t in plan.targets if _fits(t, selectors)):
+    items: tuple[Target | Excluded, ...] = (*plan.targets, *plan.excluded)
+    idle = tuple(selector for selector in selectors if not any(_fits(item, (selector,)) for item in items))
+    if (chosen := tuple(t for t in plan.targets if _fits(t, selectors))) and not idle:
         return chosen
+    # A misspelled name beside a correct one is an error too: otherwise fewer images than requested would be built.
+    selectors = idle or selectors
     problem = f"no target fits {' '.join(selectors)}" if selectors else "the matrix has no target"
     for item in select_excluded(plan, selectors):
         reason = f"{item.rule} excludes {item.id}: {item.reason}"

@@ -273,10 +273,13 @@ class _Facts:
         return self.packaged(path) or "no package"
 
 
-def read_loaded(lines: Iterable[str]) -> Loaded:
+def read_loaded(lines: Iterable[str], pids: Sequence[int] = ()) -> Loaded:
     """Return the libraries and faults of the processes from the output of `loaded.sh`.
-    Raises CommandError if the output is incomplete."""
+    Raises CommandError if the output is incomplete, or if one of the processes `pids` could not be read."""
     facts = _Facts(line for line in lines if MARK in line)
+    if lost := [row[0] for row in facts.rows["unreadable"] if int(row[0]) in pids]:
+        remedy = "it has ended, or belongs to another user; correct the number, or run this as that user or root"
+        raise CommandError(f"--pid {' --pid '.join(lost)}: cannot be read; {remedy}")
     groups: dict[tuple[Any, ...], Process] = {}
     for pid in facts.environments:
         trace = _trace_of(facts, pid)
@@ -566,4 +569,4 @@ def look(runner: str, words: Sequence[str], pids: Sequence[int]) -> Loaded:
             console.err.print(line)
 
     run_behind(runner, script_for("run", words) if words else script_for("pid", map(str, pids)), take)
-    return read_loaded(lines)
+    return read_loaded(lines, pids)

@@ -20,6 +20,7 @@ images:
     from: open
     axes: {cuda: "13.5", os: debian13, variant: runtime}
     env: {TEAM: net}
+    packages: {apt: [htop, "jq=1.7"]}
   debug:
     from: train
 """
@@ -39,9 +40,10 @@ def line(text: str) -> int:
 
 
 def test_each_value_names_its_origin(origins: dict[str, tuple[str, str]]) -> None:
-    assert {name: origins[name] for name in ("axis: cuda", "env: TEAM", "base", "component: gdrcopy")} == {
+    assert {name: origins[name] for name in ("axis: cuda", "env: TEAM", "packages", "base", "component: gdrcopy")} == {
         "axis: cuda": ("13.5", "matrix.yaml:7"),
         "env: TEAM": ("net", "matrix.yaml:8"),
+        "packages": ("apt: htop, jq=1.7", "matrix.yaml:9"),
         "base": ("debian:13.1-slim", "--base-image"),
         "component: gdrcopy": ("2.5", "matrix.yaml:3"),
     }

@@ -138,6 +138,10 @@ def test_a_wrong_runner_and_incomplete_output_are_errors() -> None:
         look("docker", ["true"], ())
     with pytest.raises(CommandError, match="no complete result"):
         read_loaded(["imagebuild-loaded:status\t0"])
+    with pytest.raises(
+        CommandError, match="--pid 2147483646: cannot be read; it has ended, or belongs to another user"
+    ):
+        look("exec:env", (), (os.getpid(), 2147483646))
 
 
 @pytest.mark.skipif(not REAL, reason="measures the real wheels")
