@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from imagebuild.build import bake, buildx, private
 from imagebuild.build.bake import BuildInputs, BuildRequest, BuildRun, CacheEntry
-from imagebuild.build.folder import BuildLog, held_folders, refuse_links
+from imagebuild.build.folder import BuildLog, held_folders
 from imagebuild.core import console, settings
 from imagebuild.core.console import out
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.files import cache_folder
+from imagebuild.core.files import cache_folder, refuse_links
 from imagebuild.core.run import native_platform
 from imagebuild.oci import engine
 from imagebuild.project import revision

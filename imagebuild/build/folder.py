@@ -17,6 +17,7 @@ from typing import Self
 from imagebuild import __version__
 from imagebuild.core.console import BLANK, own_command, redacted_text, visible
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, ResultError
+from imagebuild.core.files import refuse_links
 from imagebuild.core.run import os_errors_as_command_errors
 
 LOCK = ".lock"
@@ -113,13 +114,6 @@ class BuildLog:
             self._file.writelines([f"… {self._dropped} lines left out …\n"] * bool(self._dropped) + list(self._last))
         if isinstance(error, CommandError | ResultError):
             error.args = (f"{error}\nthe whole log: {self.path}",)
-
-
-def refuse_links(paths: Iterable[Path]) -> None:
-    """Raise ConfigError if one of the paths to write is a link. A project may contain links to files of the user."""
-    for path in paths:
-        if path.is_symlink():
-            raise ConfigError(f"{path}: is a link to {path.readlink()}; remove the link, or choose another folder")
 
 
 def check_layout(layout: Path) -> None:

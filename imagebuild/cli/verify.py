@@ -100,9 +100,8 @@ def name_known_faults(result: VerifyResult, plan: Plan) -> None:
 
 def keep_log(result: VerifyResult, plan: Plan, folder: Path) -> None:
     """Write the result beside the build of the target, if there is one, for `imagebuild bug-report`."""
-    from imagebuild.build.folder import refuse_links
     from imagebuild.core.console import redacted_text
-    from imagebuild.core.files import write_text
+    from imagebuild.core.files import refuse_links, write_text
 
     for target in plan.targets:
         if target.id == result.target and (folder / target.id).is_dir():

@@ -183,7 +183,8 @@ def installed_packages(status: str) -> tuple[Package, ...]:
     fields = ["Package", "Status", "Version", "Architecture", "Source", "Provides"]
     return tuple(
         Package(p["Package"], *(p.get(name, "") for name in fields[2:]))
-        for p in Deb822.iter_paragraphs(status, fields=fields, use_apt_pkg=False)
+        # Lines, because the parser reads the file that a text of one line names.
+        for p in Deb822.iter_paragraphs(status.split("\n"), fields=fields, use_apt_pkg=False)
         # Images without dpkg (distroless) list their packages without a status.
         if "Package" in p and p.get("Status", "ok installed").endswith(" installed")
     )
@@ -219,7 +220,7 @@ def parse_deb822(text: str) -> tuple[AptSource, ...]:
     """Return the enabled sources of binary packages in a `*.sources` file of apt."""
     return tuple(
         AptSource(uri, suite, tuple(stanza.get("Components", "").split()), stanza.get("Signed-By", "").strip() or None)
-        for stanza in Deb822.iter_paragraphs(text, use_apt_pkg=False)
+        for stanza in Deb822.iter_paragraphs(text.split("\n"), use_apt_pkg=False)
         if "deb" in stanza.get("Types", "").split() and stanza.get("Enabled", "yes").lower() != "no"
         for uri in stanza.get("URIs", "").split()
         for suite in stanza.get("Suites", "").split()

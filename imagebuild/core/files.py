@@ -9,7 +9,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
@@ -54,6 +54,13 @@ def check_writable(path: Path) -> None:
                 temporary.touch()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def refuse_links(paths: Iterable[Path]) -> None:
+    """Raise ConfigError if one of the paths to write is a link. A project may contain links to files of the user."""
+    for path in paths:
+        if path.is_symlink():
+            raise ConfigError(f"{path}: is a link to {path.readlink()}; remove the link, or choose another folder")
 
 
 def write_bytes(path: Path, content: bytes) -> None:

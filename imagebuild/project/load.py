@@ -76,7 +76,8 @@ def with_lock_in(project: Project, folder: Path) -> Project:
     files = dict.fromkeys((folder / LOCK, Path(LOCK)))
     own = Lock()
     for file in files:
-        own = own.over(read_yaml(file, Lock).model) if file.exists() else own
+        # A link to a missing file is refused, because commands would write the lock to where it leads.
+        own = own.over(read_yaml(file, Lock).model) if os.path.lexists(file) else own
     return project.with_own_lock(own, folder / LOCK)
 
 

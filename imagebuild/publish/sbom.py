@@ -175,7 +175,10 @@ def _component_package(name: str, version: str, component: Component | None) -> 
 
 
 def _purl(kind: str, name: str, version: str, namespace: str | None = None, **qualifiers: str) -> list[dict[str, str]]:
-    url = PackageURL(kind, namespace, name, version, qualifiers).to_string()
+    try:
+        url = PackageURL(kind, namespace, name, version, qualifiers).to_string()
+    except (TypeError, ValueError) as error:
+        raise ResultError(f"the image names a package {name!r}, which has no package URL: {error}") from None
     return [{"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": url}]
 
 

@@ -63,12 +63,20 @@ def room_explained(name: str) -> Iterator[None]:
 
 
 def path_of_image(name: str) -> Path | None:
-    """Return the path of a layout or an archive if the name is this path or `oci:PATH`; otherwise None."""
+    """Return the path of a layout or an archive if the name is this path or `oci:PATH`; otherwise None.
+
+    A name with a tag or a digest is never a path: files of a project must not take the place of an image in a registry.
+    Raises ConfigError if a name without them is a path, but also that of an image in a registry."""
     if name.startswith("oci:"):
         return Path(name.removeprefix("oci:"))
     path = Path(name)
-    is_path = name.startswith(("/", "./", "../")) or (path / "oci-layout").is_file() or path.is_file()
-    return path if is_path else None
+    if name.startswith(("/", "./", "../")):
+        return path
+    if re.search("[:@]", name) or not ((path / "oci-layout").is_file() or path.is_file()):
+        return None
+    if "/" in name and full_reference(name) == name:
+        raise ConfigError(f"{name}: is a path, and also the name of an image; write ./{name}, or add a tag or a digest")
+    return path
 
 
 def target_with_id(plan: Plan, name: str) -> Target | None:

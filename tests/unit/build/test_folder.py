@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from imagebuild.build import folder
-from imagebuild.build.folder import check_layout, held_folders, refuse_links
+from imagebuild.build.folder import check_layout, held_folders
 from imagebuild.core.errors import CommandError, ConfigError
 
 
@@ -94,9 +94,3 @@ def test_a_layout_that_a_killed_build_left_is_replaced(tmp_path: Path, names: li
         with pytest.raises(ConfigError, match="is not an OCI layout"):
             check_layout(tmp_path)
     check_layout(tmp_path / "missing")
-
-
-def test_a_link_is_refused_even_if_it_leads_nowhere(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to("nowhere")
-    with pytest.raises(ConfigError, match="link: is a link to nowhere; remove the link"):
-        refuse_links([tmp_path, tmp_path / "link"])

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import lzma
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 import zstandard
@@ -150,6 +151,13 @@ def test_installed_packages() -> None:
     found = installed_packages(status)
     assert found == (Package("libc6", "2.41-12", "amd64", "glibc (2.41)"), Package("libfoo", "1.0", "i386"))
     assert package_versions(found, "amd64") == {"libc6": "2.41-12", "libfoo:i386": "1.0"}
+
+
+@pytest.mark.parametrize("start", ["", "\r", " "])
+def test_a_database_of_an_image_names_no_file_of_this_machine(start: str, tmp_path: Path) -> None:
+    (tmp_path / "status").write_text("Package: secret\nTypes: deb\nURIs: http://secret\nSuites: x\n")
+    assert installed_packages(f"{start}{tmp_path}/status") == ()
+    assert parse_deb822(f"{start}{tmp_path}/status") == ()
 
 
 def test_both_formats_of_sources() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.files import read_bytes, read_text, write_text
+from imagebuild.core.files import read_bytes, read_text, refuse_links, write_text
 from tests.conftest import ran
 
 WRITE = "import sys; from pathlib import Path; from imagebuild.core.files import write_text; write_text(Path(sys.argv[1]), 'text\\n')"
@@ -127,3 +127,9 @@ def test_an_open_stream_is_read_up_to_its_limit(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(bytes(10))
     with pytest.raises(ConfigError, match="is larger than 9 bytes"):
         read_bytes(tmp_path / "large", 9)
+
+
+def test_a_link_is_refused_even_if_it_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match="link: is a link to nowhere; remove the link"):
+        refuse_links([tmp_path, tmp_path / "link"])

@@ -51,6 +51,23 @@ def test_the_own_lock_gets_what_its_targets_need_of_the_other_one(tmp_path: Path
         (folder / "imagebuild.lock").unlink()
 
 
+@pytest.mark.parametrize("leads_to", ["nowhere", "empty"])
+def test_no_lock_is_written_to_where_a_link_leads(
+    leads_to: str, tmp_path: Path, tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").touch()
+    folder = own(tmp_path / "own", "..")
+    for place, target in ((folder, folder / "imagebuild.lock"), (tmp_path / "bare", tmp_path / "bare/imagebuild.lock")):
+        place.mkdir(exist_ok=True)
+        target.symlink_to(tmp_path / leads_to)
+        monkeypatch.chdir(place)
+        status, out, err = command("lock", *([] if place == folder else ["quickstart"]), "--date", "2026-11-23")
+        assert status == 2, out + err
+        assert "imagebuild.lock" in err
+        assert not (tmp_path / "nowhere").exists()
+        assert (tmp_path / "empty").read_bytes() == b""
+
+
 def test_own_versions_bases_components_and_entries_of_the_lock_count_instead(tmp_path: Path, tiny: Files) -> None:
     folder = own(tmp_path / "own", "..", 'versions: {library: "1.5"}\n')
     (folder / "imagebuild.lock").write_text(json.dumps({"git": {"https://example.org/tool.git 3.4": "c" * 40}}))

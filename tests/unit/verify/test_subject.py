@@ -17,7 +17,7 @@ from imagebuild.oci.layout import INDEX, MANIFEST, Descriptor, Manifest
 from imagebuild.oci.registry import Registry
 from imagebuild.project.plan import Plan, Target, make_plan
 from imagebuild.project.records import BuildResult
-from imagebuild.verify.subject import ImageFinder
+from imagebuild.verify.subject import ImageFinder, path_of_image
 from tests import registry_fake
 from tests.conftest import Files
 from tests.registry_fake import FakeRegistry, put_image
@@ -50,6 +50,30 @@ def test_a_layout_and_an_archive(tmp_path: Path) -> None:
             (same,) = images_in(again.folder, tmp_path)
             assert same.digest == image.digest
             assert [blob.read() for blob in same.layers]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_refused"),
+    [
+        (f"ghcr.io/acme/x@sha256:{'a' * 64}", False),
+        ("ghcr.io/acme/x:1.0", False),
+        ("tiny:1.0", False),
+        ("ghcr.io/acme/x", True),
+        ("localhost/x", True),
+    ],
+)
+def test_a_folder_does_not_take_the_place_of_an_image_in_a_registry(
+    name: str, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make.layout(tmp_path / name, {"x": b"1"}, FILES)
+    if is_refused:
+        with pytest.raises(ConfigError, match=f"write ./{name}, or add a tag or a digest"):
+            path_of_image(name)
+    else:
+        assert path_of_image(name) is None
+    assert path_of_image(f"./{name}") == Path(name)
+    assert path_of_image(f"oci:{name}") == Path(name)
 
 
 @pytest.fixture
