@@ -20,6 +20,8 @@ _RANK = re.compile(
     r" -- (?:GPU (?P<gpu>[\d,]+)[^-]* managed by process (?P<pid>\d+) on node (?P<host>\S+)|\[)"
 )
 _SILENT = re.compile(r"silent rank=(?P<rank>\d*) process=(?P<pid>\d+) host=(?P<host>\S+)")
+_SOUND = re.compile(r"^ *\d+(?: +\d+){5} +[A-Z]+ +OK$", re.MULTILINE)
+"""Matches the row of a group of communicators without errors, in the table of an answer in text."""
 _MOST = re.compile(r"(\d+) ranks have (?:launched up to operation (\d+)|not launched any operations)")
 
 
@@ -52,7 +54,8 @@ class Communicator:
 
 
 def answers(lines: Iterable[str]) -> list[list[Communicator]]:
-    """Return the communicators in each answer in a log. In text, these are only communicators with faults."""
+    """Return the communicators in each answer in a log. In text, these are only communicators with faults.
+    Answers that cannot be read are left out."""
     texts: list[list[str]] = []
     for line in lines:
         if PREFIX in line:
@@ -61,28 +64,34 @@ def answers(lines: Iterable[str]) -> list[list[Communicator]]:
                 texts.append([])
             if texts:
                 texts[-1].append(text)
-    return [read_answer("\n".join(text)) for text in texts]
+    return [found for text in texts if (found := read_answer("\n".join(text))) is not None]
 
 
-def read_answer(text: str) -> list[Communicator]:
-    """Return the communicators in an answer; none if NCCL has not answered."""
+def read_answer(text: str) -> list[Communicator] | None:
+    """Return the communicators in an answer. None if the answer was cut off or says nothing about communicators."""
     if match := _SILENT.search(text):
         return [Communicator("", missing=[Rank(match["rank"] or "?", match["host"], "", match["pid"])])]
     start = text.find("{")
     if '"communicators"' in text and start >= 0:
         try:
             content, _ = json.JSONDecoder().raw_decode(text, start)
-            return [_from_json(each) for each in content["communicators"]]
-        except (ValueError, KeyError, TypeError):
-            return []  # the answer was cut off
-    return _from_text(text)
+            return [_from_json(each) for each in content["communicators"]] or None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None
+    return _from_text(text) or ([] if _SOUND.search(text) else None)
 
 
 def _from_json(content: Mapping[str, Any]) -> Communicator:
     def ranks(key: str) -> list[Rank]:
         rows = content.get(key) or ()
         return [
-            Rank(row["rank"], row["host"], str(row["nvml_dev"]), str(row["pid"]), row.get("collective_counts", {}))
+            Rank(
+                row["rank"],
+                row["host"],
+                str(row["nvml_dev"]),
+                str(row["pid"]),
+                {kind: int(count) for kind, count in row.get("collective_counts", {}).items()},
+            )
             for row in rows
         ]
 

@@ -23,6 +23,9 @@ def hang(runner: str, wait: float, json_file: str | None) -> None:
         if not any(PREFIX in line for line in lines):
             said = lines[-1].strip() if lines else "it printed nothing"
             raise CommandError(f"--runner {runner}: NCCL could not be asked there; correct the prefix: {said}")
+        if not found and any(f"{PREFIX}SERVER" in line for line in lines):
+            problem = "NCCL's answer at its RAS socket was cut off, or names no communicator"
+            raise CommandError(f"{problem}; try again when the job has started")
         if not found:
             problem = "NCCL does not answer at its RAS socket, port 28028 on the loopback"
             raise CommandError(

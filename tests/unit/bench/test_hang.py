@@ -43,7 +43,8 @@ def text_of(case: dict[str, Any]) -> str:
 def test_each_hanging_rank_is_named_and_no_other(case: dict[str, Any]) -> None:
     now = read_answer(text_of(case))
     before = read_answer(text_of({**case, "counts": case["before"]})) if "before" in case else now
-    assert list(hung(now, before)) == case["hung"]
+    assert now is not None
+    assert list(hung(now, before or ())) == case["hung"]
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "before" not in case], ids=lambda case: case["name"])
@@ -55,6 +56,18 @@ def test_a_report_reads_the_answer_in_a_log(case: dict[str, Any]) -> None:
     assert not case["hung"] or case["hung"][0][:60] in note
 
 
-def test_an_answer_that_was_cut_off_names_nobody() -> None:
-    assert read_answer(answer([{"AllReduce": 1}] * 2, [1])[:-30]) == []
-    assert read_answer("no answer at localhost:28028") == []
+@pytest.mark.parametrize(
+    "text",
+    [
+        answer([{"AllReduce": 1}] * 2, [1])[:-30],
+        answer([{"AllReduce": [1]}] * 2, []),  # type: ignore[dict-item]
+        'SERVER PROTOCOL 2\n{"communicators": []}',
+        '{"communicators": ' + "[" * 100_000,
+        "SERVER PROTOCOL 2\n\nJob summary",
+        "    0         1         4         8        32        32   RUNNING  INCOMPLETE",
+        "no answer at localhost:28028",
+    ],
+)
+def test_an_answer_that_cannot_be_read_is_not_a_healthy_job(text: str) -> None:
+    assert read_answer(text) is None
+    assert answers(PREFIX + line for line in text.splitlines()) == []
