@@ -51,8 +51,12 @@ EMPTY = b"{}"
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 TITLE = "org.opencontainers.image.title"
 """Annotation with the file name of an attachment."""
-USUAL_VARIANTS = {"amd64": "v1", "arm64": "v8", "arm": "v7"}
-"""Variant of each architecture that means the same as no variant."""
+ARCHITECTURES = {
+    "i386": "386", "x86_64": "amd64", "x86-64": "amd64", "aarch64": "arm64", "armhf": "arm/v7", "armel": "arm/v6",
+}  # fmt: skip
+"""Maps other names of architectures, which engines accept in an index, to the names of the OCI specification."""
+USUAL_VARIANTS = {"amd64": ("v1",), "arm64": ("v8", "8"), "arm": ("v7", "7")}
+"""Variants of each architecture that mean the same as no variant."""
 MOST_MANIFESTS = 1000
 """Maximum number of manifests in an index, and of attachments of an image. Each of them costs requests."""
 REFERRERS_TAG = re.compile(r"sha256-([0-9a-f]{64})(?:\.([a-z]+))?")
@@ -211,11 +215,14 @@ def encode_json(document: Mapping[str, Any]) -> bytes:
 def platform_of(document: Mapping[str, Any]) -> str:
     """Return the platform in a configuration or a descriptor, such as `linux/amd64` or `linux/arm/v6`.
 
-    The usual variant of an architecture is left out, as engines treat it as no variant. A part is `unknown` if it is
-    missing or not a word, such as `--pull`."""
-    os, architecture = (str(document.get(key) or "unknown").lower() for key in ("os", "architecture"))
-    variant = str(document.get("variant") or "")
-    parts = (os, architecture, *([variant] if variant and variant != USUAL_VARIANTS.get(architecture) else []))
+    As in engines, `x86_64` means `amd64`, no system means Linux, and the usual variant of an architecture means no
+    variant. A part is `unknown` if it is not a word, such as `--pull`, or if the architecture is missing."""
+    os, named, variant = (str(document.get(key) or "").lower() for key in ("os", "architecture", "variant"))
+    architecture, _, of_name = ARCHITECTURES.get(named, named).partition("/")
+    variant = of_name or variant
+    parts = (os or "linux", architecture, *([variant] if variant else []))
+    if variant in USUAL_VARIANTS.get(architecture, ()):
+        parts = parts[:2]
     return "/".join(part if re.fullmatch("[a-z0-9][a-z0-9._-]*", part) else "unknown" for part in parts)
 
 

@@ -111,6 +111,26 @@ def test_the_first_manifest_of_a_platform_is_chosen_as_engines_do(tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    "platform",
+    [
+        {"os": "linux", "architecture": "x86_64"},
+        {"os": "Linux", "architecture": "X86-64"},
+        {"os": "linux", "architecture": "amd64", "variant": "V1"},
+        {"architecture": "amd64"},
+        {"os": "", "architecture": "amd64"},
+    ],
+)
+def test_no_other_name_of_a_platform_hides_the_image_that_engines_choose(
+    platform: dict[str, str], tmp_path: Path
+) -> None:
+    made = Layout(tmp_path / "x")
+    first, second = (made.image([layer({name: b""})]) for name in ("first", "second"))
+    made.manifests = [made.json({"manifests": [first | {"platform": platform}, second]}, INDEX)]
+    made.write()
+    assert read(made.root, tmp_path) == [["first"]]
+
+
+@pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"rootfs": {"diff_ids": [f"sha256:{'0' * 64}"]}}, "the digest after decompression is sha256:"),
