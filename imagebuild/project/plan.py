@@ -136,7 +136,8 @@ def make_plan(project: Project, select: Sequence[str] | None = None) -> Plan:
             if not changes.values.keys().isdisjoint(axes):
                 # A value of --set may fit only some images. Therefore a combination without a version is excluded,
                 # and is not a mistake.
-                problem = f"no version applies to {combination_id(name, axes)}"
+                remedy = "add " + " ".join(f"--set {pin}=VERSION" for pin in lacking)
+                problem = f"no version applies to {combination_id(name, axes)}; {remedy}"
                 against += [(f"versions.{pin}", problem) for pin in lacking]
             if against:
                 rule, reason = against[0]
