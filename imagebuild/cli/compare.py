@@ -23,6 +23,8 @@ def compare(
     from imagebuild.report.report import make_report
     from imagebuild.report.text import print_report
 
+    if script and runner is not None:
+        raise ConfigError("--runner: cannot be combined with --script; leave out one of them")
     text = comparison_script(parse_sides(sides), command, libraries=libraries, blocks=blocks, seed=seed)
     if script:
         options.print_or_write(text, output)

@@ -101,8 +101,9 @@ def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stac
 
     Raises ConfigError if `reference` is not the name of an image, or if nodes would look for the image in Docker Hub.
     """
-    if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._:/-]*(@{fields.DIGEST})?", reference):
-        raise ConfigError(f"--image {reference!r}: not the name of an image; write REPOSITORY:TAG or REPOSITORY@DIGEST")
+    if not re.fullmatch(rf"(?!.*(//|:/))[A-Za-z0-9][A-Za-z0-9._:/-]*(@{fields.DIGEST})?", reference):
+        remedy = "write REPOSITORY:TAG or REPOSITORY@DIGEST, without docker://"
+        raise ConfigError(f"--image {reference!r}: not the name of an image; {remedy}")
     for offered in offer.images:
         if reference in (offered.id, offered.reference, *offered.aliases):
             image = _job_image(offered, _stack_of(offered, stacks) or "other", offer)
