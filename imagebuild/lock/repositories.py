@@ -25,7 +25,8 @@ from imagebuild.project.lockfile import LockedRepository, PackageSource
 
 TIMEOUT_S = 60
 SIGNED = re.compile(
-    rb"(?s)\A-----BEGIN PGP SIGNED MESSAGE-----[ \t\r]*\n(?:\w[^\n]*\n)*+\r?\n(?P<text>.*)-----BEGIN PGP SIGNATURE-----.*"
+    rb"(?s)\A-----BEGIN PGP SIGNED MESSAGE-----[ \t\r]*\n(?:\w[^\n]*\n)*+\r?\n"
+    rb"(?P<text>.*)-----BEGIN PGP SIGNATURE-----.*"
 )
 KEYRING = re.compile(r"(^|/)usr/share/keyrings/[^/]+\.(gpg|asc|pgp)$")
 LARGEST_KEY = 1 << 20
