@@ -473,11 +473,16 @@ def _lost_logs(sources: Iterable[Source]) -> list[str]:
 
 
 def _files_in(path: Path) -> list[Path]:
-    """Return the file, or all files in the folder except HTML pages. Raises ConfigError if a name is not UTF-8."""
+    """Return the file, or all files in the folder except HTML pages.
+    Raises ConfigError if a name is not UTF-8, or if a link leads outside the folder: the page contains the logs."""
     files = [path]
     if path.is_dir():
         inner = (file for file in sorted(path.rglob("*")) if file.is_file() and file.suffix != ".html")
         files = [file for file in inner if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+        folder = path.resolve()
+        if outside := next((file for file in files if not file.resolve().is_relative_to(folder)), None):
+            problem = f"leads to {outside.resolve()}, which is outside {path}; remove the link, or name that file"
+            raise ConfigError(f"{outside}: {problem}")
     for file in files:
         if re.search("[\ud800-\udfff]", str(file)):  # how Python represents bytes that are not UTF-8
             raise ConfigError(f"{visible(str(file))}: cannot be read: the file name is not UTF-8; rename the file")

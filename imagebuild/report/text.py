@@ -13,7 +13,7 @@ from rich.text import Text
 from imagebuild.bench.models import State
 from imagebuild.bench.patterns import data_of
 from imagebuild.core import console
-from imagebuild.core.console import Part, out, styled, visible
+from imagebuild.core.console import Part, out, redacted_text, styled, visible
 from imagebuild.report.document import CLAIMS, Assertion, Report, group_alike, one_line, rows_of
 
 _DATA = data_of(__file__)
@@ -65,7 +65,8 @@ def _mark(state: State) -> Text:
 
 def template_of(name: str, package: str = __package__, **values: Any) -> jinja2.Template:
     """Return a template of `package` or of this package. `values` are its global variables.
-    In HTML and XML, text is escaped. In all formats, control characters are replaced."""
+    In HTML and XML, text is escaped. In all formats, control characters are replaced. The filter `redacted` removes
+    secrets from texts of logs and programs."""
 
     def without_control_characters(value: Any) -> Any:
         return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
@@ -76,7 +77,7 @@ def template_of(name: str, package: str = __package__, **values: Any) -> jinja2.
         finalize=without_control_characters, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.filters["cell"] = markdown_cell
+    environment.filters |= {"cell": markdown_cell, "redacted": redacted_text}
     environment.globals |= values
     return environment.get_template(name)
 

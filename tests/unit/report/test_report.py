@@ -222,3 +222,28 @@ def test_folders(call: Call) -> None:
     status, out, _ = call("logs", "--markdown")
     assert status == 0
     assert out.startswith("## ☑️ Data right, participation not known, speed not judged\n")
+
+
+def test_a_link_in_a_folder_of_logs_leads_to_no_other_file(call: Call) -> None:
+    """A page contains the logs, so it would contain the file of the user to which a link leads."""
+    write("logs/a.log", nccl_log(480))
+    write("own.txt", "password: secret")
+    Path("logs/same.log").symlink_to("a.log")
+    assert call("logs", "--html", "page.html")[0] == 0
+    Path("logs/x.log").symlink_to("../own.txt")
+    status, _, err = call("logs", "--html", "other.html")
+    assert (status, Path("other.html").exists()) == (2, False)
+    assert "own.txt, which is outside logs; remove the link, or name that file" in err
+
+
+def test_no_form_contains_the_secret_of_a_log(call: Call) -> None:
+    secret = f"hf_{'q' * 34}"
+    stated = {"outcome": "failed", "reason": f"HF_TOKEN={secret}", "output": f"HF_TOKEN={secret}", "results": None}
+    check = VERIFICATION.checks[0].model_copy(update=stated | {"judgements": ()})
+    result = VERIFICATION.model_copy(update={"checks": (check,)})
+    write("logs/a.log", f"{nccl_log(480)}HF_TOKEN={secret}\n")
+    write("logs/verify.json", result.model_dump_json())
+    outputs = call("logs", "--html", "page.html", "--junit", "report.xml")[1:] + call("logs", "--markdown")[1:]
+    texts = [*outputs, Path("page.html").read_text(), Path("report.xml").read_text()]
+    assert [text.count(secret) for text in texts] == [0] * 6
+    assert sum("(redacted)" in text for text in texts) >= 4
