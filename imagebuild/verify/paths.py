@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from imagebuild.core.fields import SYSTEM_PATH
@@ -217,8 +218,12 @@ def named_paths(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def environment(inspection: Inspection) -> Iterator[Finding]:
-    """Paths in environment variables exist, and prefixes contain their program."""
+    """Paths in environment variables exist, prefixes contain their program, and no variable is set twice."""
     tree, env = inspection.tree, inspection.image.env
+    set_ = Counter(str(item).partition("=")[0] for item in inspection.image.settings.get("Env") or ())
+    for name in (name for name, times in set_.items() if times > 1):
+        # The other rules see only the last value.
+        yield Finding(name, "is set twice, and programs do not agree which value counts; keep one")
     for name, value in env.items():
         for folder in dict.fromkeys(value.split(":")) if VARIABLES["folders"].search(name) else ():
             if not folder:
