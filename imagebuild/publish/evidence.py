@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 
 from imagebuild.bench.verification import VerifyResult
 from imagebuild.core import files
+from imagebuild.core.console import redacted_text
 from imagebuild.core.debian import Package
 from imagebuild.core.errors import ConfigError, NothingSelected, ResultError, plural
 from imagebuild.core.fields import Model, in_utc
@@ -318,13 +319,18 @@ def _plain(model: Model) -> dict[str, Any]:
 
 
 def without_private_facts(result: VerifyResult, digest: str, platform: str) -> VerifyResult:
-    """Return a copy of a verification without private facts: host, user, environment variables, commands and logs."""
+    """Return a copy of a verification without private facts: host, user, environment variables, commands, logs, and
+    what looks like a secret in outputs."""
     if place := result.surroundings:
         facts = {name: value for name, value in place.facts.items() if name != "host"}
         place = place.model_copy(update={"environment": {}, "reports": {}, "user": "", "facts": facts})
     private: dict[str, object] = {"environment": {}, "command": (), "log": None}
     checks = tuple(
-        check.model_copy(update=private | {"results": check.results and check.results.without_hosts()})
+        check.model_copy(
+            update=private
+            | {"reason": redacted_text(check.reason), "output": redacted_text(check.output)}
+            | {"results": check.results and check.results.without_hosts()}
+        )
         for check in result.checks
     )
     return result.model_copy(update={"digest": digest, "platform": platform, "surroundings": place, "checks": checks})

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from imagebuild.bench.verification import VerifyResult
 from imagebuild.core.errors import ConfigError, NothingSelected, ResultError
 from imagebuild.project.project import Project
-from imagebuild.publish.evidence import latest_time, read_evidence
+from imagebuild.publish.evidence import attachment_of, latest_time, read_evidence
+from tests.attached import verification
 from tests.conftest import data
 from tests.cosign_fake import FakeCosign
 from tests.forged import TRUST, Claims, Victim
@@ -35,6 +37,14 @@ def test_cut_off_results_are_not_ignored(site: Site) -> None:
     path.write_text('{"image": "x", "digest": null, "target": null, "platform": "linux/amd64", "checks": 5}')
     with pytest.raises(ResultError, match=rf"{path}: checks: .* the version"):
         site.publish()
+
+
+def test_what_is_attached_contains_no_secret_that_a_check_printed() -> None:
+    document = verification(f"sha256:{'a' * 64}")
+    document["checks"] = [row | {"output": f"HF_TOKEN=hf_{'q' * 34}"} for row in document["checks"]]
+    result = VerifyResult.model_validate(document)
+    content = attachment_of(result, document, f"sha256:{'a' * 64}", "linux/amd64").content
+    assert (b"(redacted)" in content, b"hf_" in content) == (True, False)
 
 
 def test_results_of_no_image_in_particular_are_named(site: Site) -> None:
