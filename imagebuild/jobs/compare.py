@@ -22,6 +22,7 @@ measure() {{ # NUMBER COMMAND...
   status=0
   "$@" 2>&1 || status=$?
   printf '\\n# {MARK} end %s\\n' "$status"
+  case "$status" in 126 | 127) exit "$status" ;; esac # there is no such program
 }}
 """
 

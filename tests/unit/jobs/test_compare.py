@@ -48,6 +48,12 @@ def test_an_absent_library_stops_before_the_first_run(tmp_path: Path) -> None:
     assert f"run `pip install --no-deps --target {tmp_path}/nccl-2.30.7 nvidia-nccl-cu13==2.30.7`" in done.stderr
 
 
+def test_a_program_that_does_not_exist_is_tried_once() -> None:
+    text = comparison_script(parse_sides("env:A=1,2"), ["no-such-program"], libraries="", blocks=12, seed=1)
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.count("compare begin")) == (127, 1)
+
+
 def test_a_variable_may_be_unset(tmp_path: Path) -> None:
     text = comparison_script(
         parse_sides("env:NCCL_ALGO=Ring,"), ["printenv", "NCCL_ALGO"], libraries="", blocks=12, seed=1
