@@ -27,7 +27,8 @@ def test_a_terminal_sees_running_steps(tiny: Tiny) -> None:
     assert "Traceback" not in output
     assert "\x1b[2K" in output  # redrawn
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output)
-    assert re.search(r"^ +\d\.\d  library 1/.: RUN mkdir.*\r\n +working", text, re.M)
+    assert re.search(rf"\d+/\d+ +{re.escape(TINY_TARGET)}", text), "a bar for each target"
+    assert re.search(r"library 1/.: RUN mkdir.* \| working", text), "the running step, with its last line"
     assert re.search(r"\r +\d+\.\d  library 1/.: RUN mkdir.* → \d+\.\d s", text)
     assert re.search(r"\d+ steps run, \d+ cached", text)
     assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")  # the cursor is shown again
