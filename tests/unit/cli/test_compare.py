@@ -51,6 +51,20 @@ def test_a_slower_side_is_named_and_the_log_can_be_read_again(command: Call, pro
     assert command("report", found, "--allow-loss", "5", "--allow", "unvalidated")[0] == 0
 
 
+def test_ssh_gets_the_script_as_one_word(command: Call, program: Path, tmp_path: Path) -> None:
+    """ssh joins its arguments with blanks and gives them to a shell, so the script must be quoted."""
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
+    ssh.chmod(0o755)
+    log = tmp_path / "compare.log"
+    status, _, err = command(
+        "compare", "env:NCCL_ALGO=Ring,Tree", "--runner", f"exec:{ssh} node", "-o", log, "--", program
+    )
+    assert status == 1, err
+    assert log.read_text().count("imagebuild-compare end 0") == 26
+
+
 def test_wrong_options(command: Call, program: Path, tmp_path: Path) -> None:
     for words, says in (
         (("compare", "env:A=1,2", "--", program), "-o: is missing; name the file for the log"),
