@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log, sqrt
 from statistics import fmean, stdev
@@ -29,7 +29,8 @@ FEWEST_BLOCKS, RESAMPLES = 10, 4000
 ERROR_RATE = 0.01
 """Probability that at least one verdict of a comparison of equal sides claims a difference."""
 
-Verdict = Literal["slower", "faster", "no difference", "open"]
+Change = Literal["slower", "faster", "no difference", "open"]
+"""What a comparison claims about the speed of a side."""
 
 
 class Difference(Model):
@@ -45,7 +46,7 @@ class Difference(Model):
     blocks: int
     is_headline: bool
     """Whether the size has a verdict: the smallest and the largest size of the collective."""
-    verdict: Verdict
+    verdict: Change
     rate: float
     """Bus bandwidth of the side in GB/s: the median run."""
 
@@ -82,12 +83,13 @@ class _Section:
     status: int | None = None
 
 
-def split_log(lines: Sequence[str]) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...], dict[int, _Section]]:
+def split_log(lines: Iterable[str]) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...], dict[int, _Section]]:
     """Return the sides, the sides of the runs of each block, and the output of each run by its number.
 
     The first block contains the warm-up runs. Raises ConfigError if the first lines of the comparison are missing."""
     sides: tuple[str, ...] = ()
     order: tuple[tuple[int, ...], ...] = ()
+    places: list[tuple[int, int]] = []
     sections: dict[int, _Section] = {}
     current: _Section | None = None
     for line in lines:
@@ -100,11 +102,10 @@ def split_log(lines: Sequence[str]) -> tuple[tuple[str, ...], tuple[tuple[int, .
             sides = tuple(rest.split(" | "))
         elif kind == "order" and re.fullmatch(r"[0-9a-f ]+", rest):
             order = tuple(tuple(int(digit, 16) for digit in word) for word in rest.split())
-        elif kind == "begin" and rest.isdigit():
             places = [(block, side) for block, runs in enumerate(order) for side in runs]
-            if int(rest) < len(places):
-                block, side = places[int(rest)]
-                current = sections[int(rest)] = _Section(side, block)
+        elif kind == "begin" and rest.isdigit() and int(rest) < len(places):
+            block, side = places[int(rest)]
+            current = sections[int(rest)] = _Section(side, block)
         elif kind == "end" and current:
             current.status = int(rest) if rest.lstrip("-").isdigit() else None
             current = None
@@ -213,7 +214,7 @@ def _differences(
                 continue
             low, high = bootstrap_interval(values, ERROR_RATE / verdicts)
             centre, low, high = (100 * (exp(value) - 1) for value in (fmean(values), low, high))
-            verdict: Verdict = "slower" if high < 0 else "faster" if low > 0 else "no difference"
+            verdict: Change = "slower" if high < 0 else "faster" if low > 0 else "no difference"
             if len(values) < FEWEST_BLOCKS:
                 verdict = "open"
             yield Difference(

@@ -208,9 +208,10 @@ def read_comparison(file: Path | str) -> PairedComparison | None:
     """Return the paired comparison in a log. Return None for another log.
     Raises ConfigError if the lines that describe the comparison are missing."""
     with logs.open_log(Path(file)) as content:
-        text = content.read().decode(errors="replace")
-    if f"# {paired.MARK} " not in text:
-        return None
-    sides, order, sections = paired.split_log(text.splitlines())
+        lines = (line.decode(errors="replace").rstrip("\r\n") for line in content)
+        # Most logs are no comparisons, and may be large, so they are not kept.
+        if (first := next((line for line in lines if f"# {paired.MARK} " in line), None)) is None:
+            return None
+        sides, order, sections = paired.split_log(chain([first], lines))
     runs = {number: read_text(f"run {number}", "\n".join(section.text)).runs for number, section in sections.items()}
     return paired.compare_sides(str(file), sides, order, sections, runs)
