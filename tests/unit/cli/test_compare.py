@@ -62,7 +62,9 @@ def test_ssh_gets_the_script_as_one_word(command: Call, program: Path, tmp_path:
         "compare", "env:NCCL_ALGO=Ring,Tree", "--runner", f"exec:{ssh} node", "-o", log, "--", program
     )
     assert status == 1, err
-    assert log.read_text().count("imagebuild-compare end 0") == 26
+    text = log.read_text()
+    assert text.startswith("# imagebuild-compare sides "), "the shell of ssh runs nothing but bash"
+    assert text.count("imagebuild-compare end 0") == 26
 
 
 def test_wrong_options(command: Call, program: Path, tmp_path: Path) -> None:
