@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from imagebuild.core import console
 from imagebuild.core.advisory import known_bad
 from imagebuild.core.errors import CommandError
+from imagebuild.jobs.facts import DATA as JOB_FACTS
 from imagebuild.verify.elf import PATTERNS
 from imagebuild.verify.runner import run_behind, shell_script
 from imagebuild.verify.wheels import RECORD, record_hash
@@ -479,7 +480,7 @@ def _too_new(libraries: Sequence[Library], driver: str | None) -> Iterator[Fault
     driver = own or driver
     if not driver:
         return
-    drivers = {int(cuda): least for cuda, least in DATA["drivers"].items()}
+    drivers = {int(cuda): int(least) for cuda, least in (DATA["older-drivers"] | JOB_FACTS["drivers"]).items()}
     most = max((cuda for cuda, least in drivers.items() if least <= int(driver.partition(".")[0])), default=0)
     for library in libraries:
         text = library.cuda or (library.version if library.role == "CUDA runtime" else None)
