@@ -1,8 +1,10 @@
-"""The command `imagebuild job`."""
+"""The commands `imagebuild job` and `imagebuild choose`."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ from imagebuild.core.errors import ConfigError
 from imagebuild.jobs.request import JobRequest, Scheduler, SlurmContainer
 
 if TYPE_CHECKING:
+    from imagebuild.jobs.facts import JobFacts
     from imagebuild.jobs.offer import Offer
 
 
@@ -24,7 +27,7 @@ def job(
 ) -> None:  # fmt: skip
     from imagebuild.bench.profiles import find_profile, load_profiles
     from imagebuild.core.console import err
-    from imagebuild.jobs.facts import FORMS, default_fabric, find_facts, load_facts
+    from imagebuild.jobs.facts import default_fabric, load_facts
     from imagebuild.jobs.job import resolve_job
     from imagebuild.jobs.manifest import job_text
     from imagebuild.jobs.size import refuse_unknown_gpus
@@ -40,28 +43,72 @@ def job(
         container=container, image=image, nccl=nccl, test=test, settings=settings, collect=collect,
         profiles=str(profiles) if profiles else None,
     )  # fmt: skip
-    if registry is None:
-        registry = find_facts(known.clusters, "cluster", cluster).registry
     if cluster in known.clusters:
         refuse_unknown_gpus(known.clusters[cluster], (file.model for file in described.values()))
-    if registry is not None and not FORMS["registry"].fits(registry):
-        raise ConfigError(f"--registry {registry!r}: must be {FORMS['registry'].words}")
-    resolved = resolve_job(request, hardware, known, read_offer(project, request, registry, plan, catalog))
+    resolved = resolve_job(request, hardware, known, read_offer(project, request, known, registry, plan, catalog))
     for message in resolved.messages:
         err.print(message)
     options.print_or_write(job_text(resolved), output)
 
 
+@options.command()
+def choose(
+    project: options.ProjectFiles, images: tuple[str, ...], profile: str, driver: str | None, fabric: str | None,
+    cluster: str, components: tuple[str, ...], registry: str | None, plan: str | None, catalog: Path | None,
+    json_file: str | None,
+) -> None:  # fmt: skip
+    from imagebuild.bench.profiles import find_profile, load_profiles
+    from imagebuild.core.console import err, out
+    from imagebuild.core.errors import NothingSelected, suggestion
+    from imagebuild.jobs.facts import FORMS, default_fabric, load_facts
+    from imagebuild.jobs.image import PLANNED, choose_image
+
+    hardware = find_profile(load_profiles(*options.data_folders(None, "profiles", project.root)), profile).model
+    known = load_facts(*options.data_folders(None, "jobs", project.root))
+    if driver is not None and not FORMS["version"].fits(driver):
+        raise ConfigError(f"--driver {driver!r}: must be {FORMS['version'].words}")
+    # The image that runs is the image of a job that runs, whatever the scheduler is.
+    request = JobRequest(
+        words=(), scheduler="mpijob", profile=profile, fabric=fabric or default_fabric(hardware, known.fabrics),
+        cluster=cluster, components=components, settings=(f"driver={driver}",) if driver else (),
+    )  # fmt: skip
+    offer = read_offer(project, request, known, registry, plan, catalog)
+    names = {image.image for image in offer.images}
+    for name in set(images) - names:
+        raise NothingSelected(f"{name}: no such image{suggestion(name, names)}")
+    offer = replace(offer, images=tuple(each for each in offer.images if not images or each.image in images))
+    chosen, newer, problem = choose_image(request, hardware, known, offer)
+
+    def show() -> None:
+        for reason, group in groupby(newer, key=lambda ranked: ranked.reason):
+            err.print(f"{reason}: {', '.join(ranked.id for ranked in group)}")
+        if chosen and chosen.is_planned:
+            err.print(f"note: {chosen.reference} {PLANNED}")
+        if chosen:
+            out.print(chosen.reference)
+
+    result = {"image": chosen, "newer": [{"id": ranked.id, "reason": ranked.reason} for ranked in newer]}
+    options.print_result(json_file, result, show)
+    if chosen is None:
+        raise NothingSelected(f"{problem}build another image")
+
+
 def read_offer(
-    project: options.ProjectFiles, request: JobRequest, registry: str | None, plan: str | None, catalog: Path | None
-) -> Offer:
+    project: options.ProjectFiles, request: JobRequest, known: JobFacts, registry: str | None, plan: str | None,
+    catalog: Path | None,
+) -> Offer:  # fmt: skip
     """Return the images among which a job can choose, from the files of --plan and --catalog, or from the project.
 
     The plan of the project is computed only if the job needs a plan, because a machine that only runs benchmarks may
     not have the modules that compute plans."""
     from imagebuild.core.files import read_text
+    from imagebuild.jobs.facts import FORMS, find_facts
     from imagebuild.jobs.offer import CatalogFile, Offer, PlanFile, planned_offer, published_offer, read_images
 
+    if registry is None:
+        registry = find_facts(known.clusters, "cluster", request.cluster).registry
+    if registry is not None and not FORMS["registry"].fits(registry):
+        raise ConfigError(f"--registry {registry!r}: must be {FORMS['registry'].words}")
     offer = Offer()
     if plan is not None:
         text = read_text(Path(plan))

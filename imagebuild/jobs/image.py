@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -15,7 +15,15 @@ from imagebuild.core.fields import ARCHS, CPUS, Arch, YamlFile, full_reference, 
 from imagebuild.jobs.facts import DATA, Fabric, Feature, JobFacts, Stack
 from imagebuild.jobs.offer import Offer, OfferedImage
 from imagebuild.jobs.request import JobRequest
-from imagebuild.jobs.size import Size, conditions_of_size
+from imagebuild.jobs.size import Size, conditions_of_size, resolve_size
+
+BENCHMARKS = "nccl-tests"
+"""Component with the programs that jobs run."""
+PLANNED = (
+    "comes from a plan, so nobody is known to have built, pushed and verified the image; "
+    "to choose among verified images, use --catalog with a file from `imagebuild catalog`"
+)
+"""Note about an image of a plan."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,20 @@ def resolve_image(request: JobRequest, profile: Profile, facts: JobFacts, size: 
     return image
 
 
+def choose_image(
+    request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer
+) -> tuple[JobImage | None, Sequence[RankedImage], str]:
+    """Return the best image that runs on the hardware of the request, the better ones that do not run, and, if no image
+    runs, the beginning of an error message. Raises ConfigError if the hardware does not support the fabric."""
+    size = resolve_size(request, profile, facts)
+    _refuse_bad_combinations(request, size, conditions_of_size(request, profile, facts, size))
+    ranking = rank_images(offer, facts.stacks, profile, size, program=None)
+    for place, ranked in enumerate(ranking):
+        if not ranked.lacks:
+            return ranked.image, ranking[:place], ""
+    return None, ranking, nothing_fits(ranking, offer, facts.stacks, size)
+
+
 def conditions_of_image(before: Mapping[str, str], image: JobImage, facts: JobFacts) -> Mapping[str, str]:
     """Return the names and values that conditions (`when`) can use: those in `before`, and those of the image."""
     return {**before, "stack": image.stack, "nccl": image.nccl or facts.nccl_variables.release}
@@ -79,9 +101,7 @@ def _image_to_pull(request: JobRequest, profile: Profile, facts: JobFacts, size:
     if request.image is not None:
         image = named_image(request.image, offer, facts.stacks)
     else:
-        plugin = "none" if size.plugin == "host" else size.plugin
-        driver = size.parameters.get("driver") or size.cluster.driver
-        image = newest_image(offer, facts.stacks, profile, plugin, driver)
+        image = newest_image(offer, facts.stacks, profile, size)
     if image.arches is not None and profile.node.cpu not in image.arches:
         arches = f"is for {', '.join(image.arches)}, but {profile.name} is {profile.node.cpu}"
         raise ConfigError(f"--image {image.reference}: {arches}; choose another image")
@@ -90,7 +110,7 @@ def _image_to_pull(request: JobRequest, profile: Profile, facts: JobFacts, size:
         remedy += " with --catalog FILE, or name an image with --image"
         problem = "the name contains no registry, so nodes cannot pull the image"
         raise ConfigError(f"{image.reference}: {problem}; {remedy}")
-    if image.components and "nccl-tests" not in image.components and "programs" not in size.parameters:
+    if image.components and BENCHMARKS not in image.components and "programs" not in size.parameters:
         remedy = "add nccl-tests to the image, or set the folder of the programs with --param programs=FOLDER"
         raise ConfigError(f"--image {image.reference}: does not contain nccl-tests, according to the plan; {remedy}")
     return replace(image, nccl=request.nccl or image.nccl, components=(*image.components, *request.components))
@@ -106,7 +126,7 @@ def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stac
         raise ConfigError(f"--image {reference!r}: not the name of an image; {remedy}")
     for offered in offer.images:
         if reference in (offered.id, offered.reference, *offered.aliases):
-            image = _job_image(offered, _stack_of(offered, stacks) or "other", offer)
+            image = _job_image(offered, _stack_of(offered, stacks), offer)
             return image if reference == offered.id else replace(image, reference=reference)
     if full_reference(reference) != reference:
         near = nearest(reference, [offered.id for offered in offer.images])
@@ -120,48 +140,93 @@ def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stac
     return JobImage(reference, next(fits, "other"), version[1] if version else None, arches or None)
 
 
-def newest_image(
-    offer: Offer, stacks: Mapping[str, YamlFile[Stack]], profile: Profile, plugin: str, driver: str | None
-) -> JobImage:
-    """Return the newest image that fits.
-    If no image fits, raises ConfigError that lists the requirements and how many images lack each of them."""
-    arch, capability = profile.node.cpu, (profile.gpu.compute_capability or "").replace(".", "")
+@dataclass(frozen=True)
+class RankedImage:
+    """An image of an offer, and whether a job can run the image."""
+
+    id: str
+    image: JobImage
+    lacks: str = ""
+    """First requirement that the image does not meet. Empty if the image meets all requirements."""
+    reason: str = ""
+    """Why the image does not meet this requirement."""
+
+
+def rank_images(
+    offer: Offer, stacks: Mapping[str, YamlFile[Stack]], profile: Profile, size: Size, program: str | None = BENCHMARKS
+) -> list[RankedImage]:
+    """Return the images that can run programs, the best first: by the kind of image, the version of CUDA, and the
+    release of the distribution. `program` is a component that the image must contain."""
+    plugin, driver = _network_plugin(size), size.parameters.get("driver") or size.cluster.driver
+    arch, gpu = profile.node.cpu, profile.gpu.compute_capability or ""
+    capability = gpu.replace(".", "")
     compiling = offer.gpu_architectures.get(capability)
 
-    def lack(image: OfferedImage, stack: str) -> str:
-        """Return the first requirement that an image does not meet. Return "" if the image meets all requirements."""
-        cuda = image.axes["cuda"]
-        lacks = {
-            arch: arch not in image.arches,
-            f"the plug-in {plugin!r}": stacks[stack].model.lacks_plugin(plugin, image.components),
-            f"compute capability {profile.gpu.compute_capability}": image.axes.get("gpu", capability) != capability
-            or (compiling is not None and not satisfies(cuda, compiling)),
-            f"driver {driver}": driver is not None and int(major(driver)) < int(DATA["drivers"].get(major(cuda), "0")),
-            f"that all checks passed on {arch}": arch in image.unverified,
-        }
-        return next((requirement for requirement, is_lacking in lacks.items() if is_lacking), "")
+    def ranked(image: OfferedImage) -> RankedImage:
+        stack, cuda = _stack_of(image, stacks), image.axes["cuda"]
+        built_for, oldest = image.axes.get("gpu", capability), DATA["drivers"].get(major(cuda), "0")
+        rows: tuple[tuple[bool, str | None, str], ...] = (
+            (program not in (None, *image.components), program, f"without {program}"),
+            (arch not in image.arches, arch, f"for {', '.join(image.arches)}, not for {arch}"),
+            (
+                stacks[stack].model.lacks_plugin(plugin, image.components),
+                f"the plug-in {plugin!r}",
+                f"without NCCL's plug-in {plugin!r}",
+            ),
+            (
+                built_for != capability or (compiling is not None and not satisfies(cuda, compiling)),
+                f"compute capability {gpu}",
+                f"compiled with CUDA {cuda} for other compute capabilities than {gpu}",
+            ),
+            (
+                driver is not None and int(major(driver)) < int(oldest),
+                f"driver {driver}",
+                f"CUDA {cuda} needs driver {oldest} or later",
+            ),
+            (
+                arch in image.unverified,
+                f"that all checks passed on {arch}",
+                f"checks not known to have passed on {arch}",
+            ),
+        )
+        lacks, reason = next(((what or "", why) for is_lacking, what, why in rows if is_lacking), ("", ""))
+        return RankedImage(image.id, _job_image(image, stack, offer), lacks, reason)
 
-    runnable = [(image, _stack_of(image, stacks)) for image in offer.images if image.axes.get("variant") != "devel"]
-    candidates = [(image, stack) for image, stack in runnable if stack]
-    fitting = [candidate for candidate in candidates if not lack(*candidate)]
-    if not fitting:
-        noun = "published image" if offer.is_published else "image of the plan"
-        if not candidates:
-            remedy = "add it to the components of an image, or name one with --image"
-            raise ConfigError(f"no {noun} contains nccl-tests; {remedy}")
-        lacks = Counter(lack(*candidate) for candidate in candidates)
-        counted = ", ".join(f"{requirement} rules out {number}" for requirement, number in lacks.items())
-        remedy = plugin_remedy(plugin, stacks) if any(repr(plugin) in requirement for requirement in lacks) else ""
-        raise ConfigError(f"no {noun} fits: {counted}; {remedy}name an image with --image")
-
-    def order(candidate: tuple[OfferedImage, str]) -> tuple[object, ...]:
-        image, stack = candidate
+    def order(image: OfferedImage) -> tuple[object, ...]:
         version = [int(number) for number in re.findall(r"\d+", image.axes["cuda"])]
         release = image.axes.get("os", "")
         place = offer.places.get((image.image, release), -1)
-        return stacks[stack].model.prefer, version, place, natural_order(release)
+        return stacks[_stack_of(image, stacks)].model.prefer, version, place, natural_order(release)
 
-    return _job_image(*max(fitting, key=order), offer)
+    runnable = [image for image in offer.images if image.axes.get("variant") != "devel"]
+    return [ranked(image) for image in sorted(runnable, key=order, reverse=True)]
+
+
+def newest_image(offer: Offer, stacks: Mapping[str, YamlFile[Stack]], profile: Profile, size: Size) -> JobImage:
+    """Return the first image of the ranking that meets all requirements. Raises ConfigError if no image does."""
+    ranking = rank_images(offer, stacks, profile, size)
+    fitting = next((ranked.image for ranked in ranking if not ranked.lacks), None)
+    if fitting:
+        return fitting
+    if {ranked.lacks for ranked in ranking} <= {BENCHMARKS}:
+        remedy = "add it to the components of an image, or name one with --image"
+        raise ConfigError(f"no {offer.noun} contains {BENCHMARKS}; {remedy}")
+    raise ConfigError(f"{nothing_fits(ranking, offer, stacks, size)}name an image with --image")
+
+
+def nothing_fits(
+    ranking: Sequence[RankedImage], offer: Offer, stacks: Mapping[str, YamlFile[Stack]], size: Size
+) -> str:
+    """Return the beginning of an error message: the missing requirements, and how many images lack each of them."""
+    lacks, plugin = Counter(ranked.lacks for ranked in ranking), _network_plugin(size)
+    counted = ", ".join(f"{requirement} rules out {number}" for requirement, number in lacks.items())
+    remedy = plugin_remedy(plugin, stacks) if any(repr(plugin) in requirement for requirement in lacks) else ""
+    return f"no {offer.noun} fits: {counted or 'there is no image of another variant than devel'}; {remedy}"
+
+
+def _network_plugin(size: Size) -> str:
+    """Return NCCL's plug-in that the image must contain; the nodes contain the plug-in `host`."""
+    return "none" if size.plugin == "host" else size.plugin
 
 
 def plugin_remedy(plugin: str, stacks: Mapping[str, YamlFile[Stack]]) -> str:
@@ -173,12 +238,11 @@ def plugin_remedy(plugin: str, stacks: Mapping[str, YamlFile[Stack]]) -> str:
     return ""
 
 
-def _stack_of(image: OfferedImage, stacks: Mapping[str, YamlFile[Stack]]) -> str | None:
-    """Return the name of an image's stack. None if the image does not contain nccl-tests."""
+def _stack_of(image: OfferedImage, stacks: Mapping[str, YamlFile[Stack]]) -> str:
+    """Return the name of an image's stack. An image without the benchmarks has the stack of the like with them."""
     known = {name: file.model for name, file in stacks.items() if file.model.components}
-    fits = [name for name, stack in known.items() if set(stack.components) <= set(image.components)]
-    other = "other" if "nccl-tests" in image.components else None
-    return max(fits, key=lambda name: known[name].prefer, default=other)
+    fits = [name for name, stack in known.items() if set(stack.components) <= {*image.components, BENCHMARKS}]
+    return max(fits, key=lambda name: known[name].prefer, default="other")
 
 
 def _job_image(image: OfferedImage, stack: str, offer: Offer) -> JobImage:

@@ -11,7 +11,7 @@ from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError
 from imagebuild.jobs.environment import Environment, lint, resolve_environment
 from imagebuild.jobs.facts import JobFacts
-from imagebuild.jobs.image import JobImage, resolve_image
+from imagebuild.jobs.image import PLANNED, JobImage, resolve_image
 from imagebuild.jobs.offer import Offer
 from imagebuild.jobs.request import JobRequest
 from imagebuild.jobs.size import Size, resolve_size
@@ -97,9 +97,7 @@ def _notes(request: JobRequest, facts: JobFacts, size: Size, image: JobImage, en
         advice = "if the nodes have an older driver, set --param driver=VERSION"
         notes.append(f"note: {image.reference} needs driver {image.driver} or later; {advice}")
     if image.is_planned:
-        unknown = "comes from a plan, so nobody is known to have built, pushed and verified the image"
-        choice = "to choose among verified images, use --catalog with a file from `imagebuild catalog`"
-        notes.append(f"note: {image.reference} {unknown}; {choice}")
+        notes.append(f"note: {image.reference} {PLANNED}")
     if image.nccl is None:
         assumed = facts.nccl_variables.release
         notes.append(f"note: the NCCL version of the image is not known; the job assumes {assumed}; set it with --nccl")

@@ -123,6 +123,11 @@ class Offer:
     """Maps each compute capability, such as `90`, to the versions of CUDA that can compile for it. A compute capability
     that is absent does not restrict the version of CUDA."""
 
+    @property
+    def noun(self) -> str:
+        """Words for one of the images in messages."""
+        return "published image" if self.is_published else "image of the plan"
+
 
 def planned_offer(plan: PlanFile, registry: str | None = None) -> Offer:
     """Return the images of a plan. If not None, `registry` replaces the registry and folder in the images' names."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from imagebuild.core.errors import ConfigError
+from imagebuild.jobs.image import choose_image
 from imagebuild.jobs.job import Job, resolve_job
 from imagebuild.jobs.offer import CatalogFile, Offer, PlanFile, planned_offer, published_offer
 from imagebuild.project.plan import Plan
@@ -139,3 +140,37 @@ def test_published_images_the_newest_by_digest_others_by_tag_or_target(published
     by_tag = job_of(IB, offer, f"{image.repository}:{image.tag}").image
     assert (by_tag.reference, by_tag.nccl) == (f"{image.repository}:{image.tag}", "2.32.3")
     assert job_of(IB, offer, image.target).image.reference == image.reference
+
+
+def test_the_image_that_fits_and_why_newer_ones_do_not(planned: Offer, published: Catalog) -> None:
+    def choice(line: str, offer: Offer, *names: str) -> tuple[str | None, dict[str, str], str]:
+        images = tuple(image for image in offer.images if not names or image.image in names)
+        wanted = request(line)
+        arguments = wanted, profiles()[wanted.profile], facts(), replace(offer, images=images)
+        chosen, newer, problem = choose_image(*arguments)
+        return chosen.reference if chosen else None, {ranked.id: ranked.reason for ranked in newer}, problem
+
+    ids = {image.reference: image.id for image in planned.images}
+    for driver in ("535", "570.86"):
+        best, newer, problem = choice(f"{IB} --param driver={driver}", planned)
+        assert (ids[best or ""], problem) == ("hpcx-cuda12.9.1-ubuntu24.04-runtime", "")
+        assert newer["hpcx-cuda13.4.2-ubuntu26.04-runtime"] == "CUDA 13.4.2 needs driver 580 or later"
+        assert {ids[name].split("-")[1][:6] for name in ids if ids[name] in newer} == {"cuda13"}
+    best, newer, _ = choice(f"{IB} --param driver=580", planned, "quickstart", "slim")  # without the benchmarks
+    assert (ids[best or ""], newer) == ("slim-cuda13.0-gpu90-debian13-runtime", {})
+    assert ids[choice(IB, planned, "quickstart")[0] or ""] == "quickstart-cuda13.5-debian13-runtime"
+    best, newer, problem = choice("mpijob --profile b300 --fabric ib", planned, "slim")
+    reason = "compiled with CUDA 13.0 for other compute capabilities than 10.3"
+    assert (best, *newer.values()) == (None, reason, reason)
+    assert problem == "no image of the plan fits: compute capability 10.3 rules out 2; "
+    assert choice(IB, Offer(is_published=True))[2].startswith("no published image fits: there is no image of another")
+    with pytest.raises(ConfigError, match="--fabric efa: the profile's NICs are not EFA"):
+        choice("mpijob --profile h100 --fabric efa", planned)
+    unchecked = [
+        image.model_copy(update={"platforms": tuple(p.model_copy(update={"checks": ()}) for p in image.platforms)})
+        if image.axes["cuda"].startswith("13") else image for image in published.images
+    ]  # fmt: skip
+    offer = offer_of(published.model_copy(update={"images": tuple(unchecked)}), planned)
+    best, newer, _ = choice(IB, offer)
+    assert best == job_of(IB, offer).image.reference
+    assert newer["hpcx-cuda13.4.2-ubuntu26.04-runtime"] == "checks not known to have passed on amd64"
