@@ -9,14 +9,16 @@ from imagebuild.core.errors import CommandError
 
 @options.command()
 def hang(runner: str, wait: float, json_file: str | None) -> None:
-    from imagebuild.bench.hang import PREFIX, answers, hung
+    from imagebuild.bench.hang import PREFIX, Communicator, answers, hung
     from imagebuild.core.console import out
     from imagebuild.jobs.manifest import TEMPLATES
     from imagebuild.verify.runner import run_behind
 
     script = (TEMPLATES / "ras.sh").read_text(encoding="utf-8") + "ask_ras\n"
-    taken = []
-    for pause in (wait, 0):
+    taken: list[list[Communicator]] = []
+    while len(taken) < 2 and not any(each.missing for found in taken for each in found):
+        if taken:
+            time.sleep(wait)
         lines: list[str] = []
         run_behind(runner, ["bash", "-c", script], lines.append)
         found = answers(lines)
@@ -32,9 +34,8 @@ def hang(runner: str, wait: float, json_file: str | None) -> None:
                 f"{problem}; it needs NCCL 2.24 or later, a running job, and NCCL_RAS_ENABLE other than 0"
             )
         taken.append(found[-1])
-        time.sleep(pause)
-    sentences = list(hung(taken[1], taken[0]))
-    result = {"hung": sentences, "communicators": len(taken[1])}
+    sentences = list(hung(taken[-1], taken[0] if len(taken) > 1 else ()))
+    result = {"hung": sentences, "communicators": len(taken[-1])}
     options.print_result(json_file, result, lambda: out.print("\n".join(sentences) or "no rank is missing or behind"))
     if sentences:
         sys.exit(1)

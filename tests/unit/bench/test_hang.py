@@ -1,12 +1,17 @@
 """Who hangs: answers of NCCL's RAS socket, alone and in logs."""
 
 import json
+import os
+import sys
+from pathlib import Path
+from subprocess import PIPE, Popen, check_output
 from typing import Any
 
 import pytest
 
 from imagebuild.bench.hang import PREFIX, answers, hung, read_answer
 from imagebuild.bench.read import read_text
+from imagebuild.jobs.manifest import TEMPLATES
 from tests.conftest import data
 
 CASES: list[dict[str, Any]] = data("ras")
@@ -71,3 +76,29 @@ def test_a_report_reads_the_answer_in_a_log(case: dict[str, Any]) -> None:
 def test_an_answer_that_cannot_be_read_is_not_a_healthy_job(text: str) -> None:
     assert read_answer(text) is None
     assert answers(PREFIX + line for line in text.splitlines()) == []
+
+
+def test_one_answer_accuses_no_rank_that_may_only_be_asked_later() -> None:
+    [now] = answers(PREFIX + line for line in answer([{"AllReduce": n} for n in (7, 8, 8, 8)], []).splitlines())
+    assert list(hung(now)) == []
+    assert list(hung(now, now)) != []
+
+
+@pytest.mark.programs
+def test_stopped_processes_are_named_if_the_socket_does_not_answer(tmp_path: Path) -> None:
+    library = tmp_path / "libnccl.so.2"
+    library.write_bytes(bytes(4096))
+    code = f"import mmap, os, signal; m = mmap.mmap(os.open({str(library)!r}, os.O_RDONLY), 0, prot=mmap.PROT_READ)\n"
+    code += "print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
+    script = (TEMPLATES / "ras.sh").read_text() + "ask_ras"
+    port = {**os.environ, "NCCL_RAS_ADDR": "localhost:1"}
+    with Popen([sys.executable, "-c", code], env={**os.environ, "RANK": "5"}, stdout=PIPE, text=True) as stopped:
+        try:
+            assert stopped.stdout
+            pid = int(stopped.stdout.readline())
+            os.waitid(os.P_PID, pid, os.WSTOPPED)
+            said = check_output(["bash", "-c", script], env=port, text=True)
+        finally:
+            stopped.kill()
+    [[job]] = answers(said.splitlines())
+    assert ("5", str(pid)) in [(rank.rank, rank.pid) for rank in job.missing]
