@@ -64,13 +64,17 @@ def plugins(inspection: Inspection) -> Iterator[Finding]:
         yield from _unread(inspection, row)
     yield from _misplaced_providers(inspection)
     yield from _missing_modules(inspection)
-    for opened in opened_files(inspection):
-        if opened.by:
-            files = (inspection.objects.get(path) for path in loaded_with(inspection, opened).files)
-            defined = {name for elf in files if elf for name in elf.defines}
-            if lacking := sorted({*_elf(inspection, opened.path).uses} - defined):
-                text = f"needs {_some(lacking)}, which /{opened.by} and its libraries lack, so they are of different"
-                yield Finding(f"/{opened.path}", f"{text} versions; install both from one build; {opened.loss}")
+    # Files that one library opens share a scope and are bound late: Open MPI's module ucx uses symbols of a library that
+    # only the module smcuda needs.
+    defined: dict[str, set[str]] = defaultdict(set)
+    fitting = [(opened, opened.by) for opened in opened_files(inspection) if opened.by]
+    for opened, by in fitting:
+        files = (inspection.objects.get(path) for path in loaded_with(inspection, opened).files)
+        defined[by].update(name for elf in files if elf for name in elf.defines)
+    for opened, by in fitting:
+        if lacking := sorted({*_elf(inspection, opened.path).uses} - defined[by]):
+            text = f"needs {_some(lacking)}, which /{by} and its libraries lack, so they are of different"
+            yield Finding(f"/{opened.path}", f"{text} versions; install both from one build; {opened.loss}")
 
 
 def _elf(inspection: Inspection, path: str) -> Elf:
