@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar, cast
 
 import yaml
 
+from imagebuild.bench.alternation import ComparisonReader
 from imagebuild.bench.messages import Message, MessageReader
 from imagebuild.bench.models import Verdict
 from imagebuild.bench.patterns import DataFile
@@ -54,6 +55,26 @@ class Log:
     select algorithms, `NCCL_ALGO` also for the algorithm of messages of 1 GiB or more, and `clique`."""
     messages: list[Message] = field(default_factory=list)
     """Messages of libraries about the way of the data."""
+    comparisons: ComparisonReader = field(default_factory=ComparisonReader)
+    """Comparisons in the log, and the lines at which their runs begin and end."""
+
+    def split(self) -> dict[int, Log]:
+        """Return the parts of the log, by their first line: the output of each run of a comparison, and the output
+        between these runs. A log without a comparison is one part."""
+        cuts = self.comparisons.cuts
+        if not cuts:
+            return {0: self}
+        ends = [*(cut - 1 for cut in cuts), self.line_count]
+        parts = [Log(self.path, line_count=end) for end in ends]
+        for line in self.lines:
+            parts[bisect_right(cuts, line.number)].lines.append(line)
+        for line in self.warnings:
+            parts[bisect_right(cuts, line.number)].warnings.append(line)
+        for setting in self.settings:
+            parts[bisect_right(cuts, setting[0])].settings.append(setting)
+        for message in self.messages:
+            parts[bisect_right(cuts, message.number)].messages.append(message)
+        return dict(zip((0, *cuts), parts, strict=True))
 
 
 Item = TypeVar("Item")
@@ -133,6 +154,7 @@ def _read(log: Log, file: TextIO) -> None:
     while row := file.readline(_MOST["line"]):
         log.line_count += 1
         reader.read(row, log.line_count)
+        log.comparisons.read(row, log.line_count)
         message = None
         if (at := row.find(" NCCL ")) >= 0 or (at := row.find(" UCX  ")) >= 0:
             message = _RE["debug"].search(row, max(0, at - _MOST["head"]))

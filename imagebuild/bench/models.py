@@ -349,6 +349,62 @@ class Source(Model):
 Measurement = Run | BandwidthTest | PerftestTable
 
 
+Change = Literal["slower", "faster", "no difference", "open"]
+"""What a comparison claims about the speed of a side."""
+
+
+class Difference(Model):
+    """The difference in speed between a side and the first side, at one size of one collective. Positive is faster."""
+
+    side: str
+    collective: str
+    size_bytes: int
+    percent: float
+    low: float
+    high: float
+    """The limits of the interval, in per cent."""
+    blocks: int
+    is_headline: bool
+    """Whether the size has a verdict: the smallest and the largest size of the collective."""
+    verdict: Change
+    rate: float
+    """Bus bandwidth of the side in GB/s: the median run."""
+    first_rate: float = 0
+    """Bus bandwidth of the first side in GB/s: the median run."""
+
+    @property
+    def interval(self) -> str:
+        """The difference and its interval, in words."""
+        return f"{self.percent:+.2f} % (from {self.low:+.2f} % to {self.high:+.2f} %, {self.blocks} blocks)"
+
+    @property
+    def words(self) -> str:
+        """The verdict with the numbers that support it."""
+        if self.verdict == "no difference":
+            return f"no difference above {max(-self.low, self.high):.2f} %: {self.interval}"
+        return f"{self.verdict}: {self.interval}"
+
+
+class PairedComparison(Model):
+    """The runs of a log that compare the sides with the first side."""
+
+    source: str
+    sides: tuple[str, ...]
+    loaded: dict[str, tuple[str, ...]]
+    """Maps each side to the versions of NCCL that its runs reported."""
+    problems: tuple[str, ...]
+    """Reasons why the log proves nothing yet, such as missing runs."""
+    faults: tuple[str, ...]
+    """Reasons why the log does not compare what it claims to compare, such as another loaded version."""
+    is_proven: bool = True
+    """Whether each complete run shows that it was a run of its side."""
+    failed: dict[str, str] = Field(default_factory=dict)
+    """Maps each side with a failed run to the reason why its first failed run failed."""
+    blocks: int = 0
+    """Number of complete blocks, up to the first block that is not complete."""
+    differences: tuple[Difference, ...]
+
+
 class Results(Model):
     """The results in some files. `imagebuild report --json` writes them, together with the claims about them."""
 
@@ -356,6 +412,8 @@ class Results(Model):
     tests: tuple[BandwidthTest, ...] = ()
     tables: tuple[PerftestTable, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = ()
+    paired: tuple[PairedComparison, ...] = ()
+    """Comparisons of two or more sides whose runs alternate in a log."""
     sources: tuple[Source, ...] = ()
 
     @property

@@ -1,196 +1,115 @@
 """Paired comparison: runs of two or more versions that alternate in one log, and what they prove. Pure.
 
-A *side* is one version, image or value of a variable. A *block* contains one run of each side. The order of a block is
-random, and the next block has the reverse order (ABBA), so that a steady drift cancels out. The intervals are computed
-from the differences inside the blocks."""
+The intervals are computed from the differences inside the blocks."""
 
 from __future__ import annotations
 
 import random
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from math import exp, log, sqrt
+from operator import mul
 from statistics import fmean, stdev
-from typing import Literal
 
-from imagebuild.bench.models import Claim, ClaimWord, Judgement, Run, SpeedClaim
-from imagebuild.core.errors import ConfigError, plural
-from imagebuild.core.fields import Model
+from imagebuild.bench.alternation import MARK, Alternation, ComparisonReader, Section
+from imagebuild.bench.models import (
+    Change,
+    Claim,
+    ClaimWord,
+    Difference,
+    Judgement,
+    PairedComparison,
+    Run,
+    SpeedClaim,
+)
+from imagebuild.core.errors import plural
 
-MARK = "imagebuild-compare"
-"""Word that begins each line by which the script of a comparison describes the log."""
-_LINE = re.compile(rf"# {MARK} (sides|order|begin|end) ?(.*)")
-_VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)|nccl-library=(\d{4,6})\b")
-"""What NCCL prints about itself: the line of NCCL_DEBUG=VERSION, and the number that nccl-tests reads from it."""
-_VARIABLE = re.compile(r"NCCL INFO (\w+) set by environment to (\S+?)\.?$", re.MULTILINE)
 FEWEST_BLOCKS, RESAMPLES = 10, 4000
-ERROR_RATE = 0.01
-"""Probability that at least one verdict of a comparison of equal sides claims a difference."""
-
-Change = Literal["slower", "faster", "no difference", "open"]
-"""What a comparison claims about the speed of a side."""
+LATE = (124, 137)
+"""Exit statuses of `timeout` if a run exceeded its time limit and was ended by SIGTERM or SIGKILL."""
 
 
-class Difference(Model):
-    """The difference in speed between a side and the first side, at one size of one collective. Positive is faster."""
-
-    side: str
-    collective: str
-    size_bytes: int
-    percent: float
-    low: float
-    high: float
-    """The limits of the interval, in per cent."""
-    blocks: int
-    is_headline: bool
-    """Whether the size has a verdict: the smallest and the largest size of the collective."""
-    verdict: Change
-    rate: float
-    """Bus bandwidth of the side in GB/s: the median run."""
-
-    @property
-    def words(self) -> str:
-        """The verdict with the numbers that support it."""
-        interval = f"{self.percent:+.2f} % (from {self.low:+.2f} % to {self.high:+.2f} %, {self.blocks} blocks)"
-        if self.verdict == "no difference":
-            return f"no difference above {max(-self.low, self.high):.2f} %: {interval}"
-        return f"{self.verdict}: {interval}"
+def read_comparisons(
+    source: str, reader: ComparisonReader, runs: Mapping[int, Sequence[Run]]
+) -> tuple[PairedComparison, ...]:
+    """Return what the comparisons in a log prove. `runs` maps the first line of each run to its results."""
+    if reader.is_marked and not reader.found:
+        problem = f"the lines `# {MARK} sides` and `# {MARK} order` are missing; name the whole log"
+        return (PairedComparison(source=source, sides=(), loaded={}, problems=(problem,), faults=(), differences=()),)
+    return tuple(_compare(source, found, runs) for found in reader.found)
 
 
-class PairedComparison(Model):
-    """The runs of a log that compare the sides with the first side."""
-
-    source: str
-    sides: tuple[str, ...]
-    loaded: dict[str, tuple[str, ...]]
-    """Maps each side to the versions of NCCL that its runs reported."""
-    problems: tuple[str, ...]
-    """Reasons why the log proves nothing yet, such as missing runs."""
-    faults: tuple[str, ...]
-    """Reasons why the log does not compare what it claims to compare, such as another loaded version."""
-    differences: tuple[Difference, ...]
-
-
-@dataclass
-class _Section:
-    """The output of one run."""
-
-    side: int
-    block: int
-    text: list[str] = field(default_factory=list)
-    status: int | None = None
-
-
-def split_log(lines: Iterable[str]) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...], dict[int, _Section]]:
-    """Return the sides, the sides of the runs of each block, and the output of each run by its number.
-
-    The first block contains the warm-up runs. Raises ConfigError if the first lines of the comparison are missing."""
-    sides: tuple[str, ...] = ()
-    order: tuple[tuple[int, ...], ...] = ()
-    places: list[tuple[int, int]] = []
-    sections: dict[int, _Section] = {}
-    current: _Section | None = None
-    for line in lines:
-        if not (found := _LINE.search(line)):
-            if current:
-                current.text.append(line)
-            continue
-        kind, rest = found[1], found[2].strip()
-        if kind == "sides":
-            sides = tuple(rest.split(" | "))
-        elif kind == "order" and re.fullmatch(r"[0-9a-f ]+", rest):
-            order = tuple(tuple(int(digit, 16) for digit in word) for word in rest.split())
-            places = [(block, side) for block, runs in enumerate(order) for side in runs]
-        elif kind == "begin" and rest.isdigit() and int(rest) < len(places):
-            block, side = places[int(rest)]
-            current = sections[int(rest)] = _Section(side, block)
-        elif kind == "end" and current:
-            current.status = int(rest) if rest.lstrip("-").isdigit() else None
-            current = None
-    if not sides or not order or max(map(max, order)) >= len(sides):
-        raise ConfigError(f"the lines `# {MARK} sides` and `# {MARK} order` are missing; name the whole log")
-    return sides, order, sections
-
-
-def loaded_versions(text: str) -> set[str]:
-    """Return the versions of NCCL that the output of a run reports."""
-    found = set()
-    for plain, number in _VERSION.findall(text):
-        code = int(number or 0)
-        # NCCL_VERSION_CODE: 23007 is 2.30.7; before 2.9, 2804 was 2.8.4.
-        found.add(plain or f"{code // 10000}.{code // 100 % 100}.{code % 100}")
-    return found
-
-
-def compare_sides(
-    source: str,
-    sides: tuple[str, ...],
-    order: Sequence[Sequence[int]],
-    sections: Mapping[int, _Section],
-    runs: Mapping[int, Sequence[Run]],
-) -> PairedComparison:
-    """Return what the runs of a log prove. `runs` maps the number of each section to the results in its output."""
-    planned = sum(map(len, order))
-    complete = {n for n, section in sections.items() if section.status is not None}
+def _compare(source: str, found: Alternation, runs: Mapping[int, Sequence[Run]]) -> PairedComparison:
+    sides, planned = found.sides, len(found.places)
+    complete = {n for n, section in found.sections.items() if section.status is not None}
     problems = [f"{len(complete)} of {planned} runs are in the log"] if len(complete) < planned else []
-    if len(order) - 1 < FEWEST_BLOCKS:
-        problems.append(f"{len(order) - 1} blocks; an interval needs {FEWEST_BLOCKS}")
+    if len(found.order) - 1 < FEWEST_BLOCKS:
+        problems.append(f"{len(found.order) - 1} blocks; an interval needs {FEWEST_BLOCKS}")
     loaded: defaultdict[int, set[str]] = defaultdict(set)
     faulty: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    for number, section in sorted(sections.items()):
-        side, text = sides[section.side], "\n".join(section.text)
-        versions = loaded_versions(text)
-        loaded[section.side] |= versions
+    failed: dict[str, str] = {}
+    is_proven = True
+    for number, section in sorted(found.sections.items()):
+        side = sides[section.side]
+        loaded[section.side] |= section.versions
         if number in complete:
-            for fault in _faults(side, section, text, versions, runs.get(number, ())):
+            failure, unproven = _failure(section, runs.get(section.begin, ())), _unproven(side, section)
+            is_proven &= not unproven
+            if failure:
+                failed.setdefault(side, failure)
+            for fault in filter(None, (failure, unproven)):
                 faulty[side, fault].append(number)
     faults = tuple(
         f"{side}: run {numbers[0]} {fault}" + (f", and {plural(len(numbers) - 1, 'more run')}" if numbers[1:] else "")
         for (side, fault), numbers in faulty.items()
     )
-    differences = tuple(_differences(sides, order, sections, {n: runs.get(n, ()) for n in complete}))
+    differences = tuple(_differences(found, {n: runs.get(found.sections[n].begin, ()) for n in complete}))
     if not differences and not problems:
         problems.append("no run printed a table")
     if problems or faults:
         differences = tuple(item.model_copy(update={"verdict": "open"}) for item in differences)
     return PairedComparison(
-        source=source, sides=sides, problems=tuple(problems), faults=faults,
-        loaded={sides[side]: tuple(sorted(found)) for side, found in sorted(loaded.items())}, differences=differences,
+        source=source, sides=sides, problems=tuple(problems), faults=faults, failed=failed, blocks=found.blocks,
+        is_proven=is_proven,
+        loaded={sides[side]: tuple(sorted(versions)) for side, versions in sorted(loaded.items())},
+        differences=differences,
     )  # fmt: skip
 
 
-def _faults(side: str, section: _Section, text: str, versions: set[str], runs: Sequence[Run]) -> Iterator[str]:
-    """Yield the reasons why a run does not count for its side."""
+def _failure(section: Section, runs: Sequence[Run]) -> str:
+    """Return the reason why a run failed. Empty if it did not fail."""
+    if section.status:
+        late = ", after the time limit" if section.status in LATE else ""
+        return f"ended with exit status {section.status}{late}"
+    bad = next((run for run in runs if run.verdict != "ok"), None)
+    return f"has a bad result, {bad.verdict.replace('-', ' ')}: {bad.reason}" if bad else ""
+
+
+def _unproven(side: str, section: Section) -> str:
+    """Return the reason why the output of a run does not show that it was a run of its side. Empty if it does."""
     kind, _, value = side.partition("=")
     if section.status:
-        yield f"ended with exit status {section.status}"
-        return
-    if bad := next((run for run in runs if run.verdict != "ok"), None):
-        yield f"has a bad result, {bad.verdict.replace('-', ' ')}: {bad.reason}"
-    if not versions:
-        yield "does not say which NCCL it loaded; set NCCL_DEBUG=VERSION"
-    elif kind == "nccl" and versions != {value}:
-        yield f"loaded NCCL {', '.join(sorted(versions))}"
-    elif kind.startswith("env:") and value and (kind[4:], value) not in _VARIABLE.findall(text):
-        yield f"does not say that it used {kind[4:]}; set NCCL_DEBUG=INFO"
+        return ""  # the run may have ended before NCCL printed anything
+    if not section.versions:
+        return "does not say which NCCL it loaded; set NCCL_DEBUG=VERSION"
+    if kind == "nccl" and section.versions != {value}:
+        return f"loaded NCCL {', '.join(sorted(section.versions))}"
+    if kind.startswith("env:") and value and (kind[4:], value) not in section.variables:
+        return f"does not say that it used {kind[4:]}; set NCCL_DEBUG=INFO"
+    return ""
 
 
 Key = tuple[str, int]
 """A collective with its data type, and a size in bytes."""
 
 
-def _differences(
-    sides: Sequence[str],
-    order: Sequence[Sequence[int]],
-    sections: Mapping[int, _Section],
-    runs: Mapping[int, Sequence[Run]],
-) -> Iterator[Difference]:
+def _differences(found: Alternation, runs: Mapping[int, Sequence[Run]]) -> Iterator[Difference]:
+    sides = found.sides
     speeds: defaultdict[Key, defaultdict[tuple[int, int], list[float]]] = defaultdict(lambda: defaultdict(list))
     rates: defaultdict[tuple[Key, int], list[float]] = defaultdict(list)
     for number, results in runs.items():
-        section = sections[number]
+        section = found.sections[number]
         for run in results if section.block else ():  # block 0 is the warm-up
             for row in run.rows:
                 times = [half.time_us for half in row.halves if half.time_us]
@@ -201,18 +120,19 @@ def _differences(
     sizes: defaultdict[str, set[int]] = defaultdict(set)
     for collective, size in speeds:
         sizes[collective].add(size)
-    headlines = {(collective, size) for collective, found in sizes.items() for size in (min(found), max(found))}
+    headlines = {(collective, size) for collective, all_ in sizes.items() for size in (min(all_), max(all_))}
     verdicts = max(1, len(headlines) * (len(sides) - 1))
-    for key, found in sorted(speeds.items()):
+    medians = {key: sorted(values)[len(values) // 2] for key, values in rates.items()}
+    for key, found_at in sorted(speeds.items()):
         for side in range(1, len(sides)):
             values = [
-                fmean(found[block, side]) - fmean(found[block, 0])
-                for block, planned in enumerate(order)
-                if block and all(len(found[block, s]) == planned.count(s) for s in (0, side))
+                fmean(found_at[block, side]) - fmean(found_at[block, 0])
+                for block, planned in enumerate(found.order)
+                if block and all(len(found_at[block, s]) == planned.count(s) for s in (0, side))
             ]
             if len(values) < 2:
                 continue
-            low, high = bootstrap_interval(values, ERROR_RATE / verdicts)
+            low, high = bootstrap_interval(tuple(values), found.error_rate / verdicts)
             centre, low, high = (100 * (exp(value) - 1) for value in (fmean(values), low, high))
             verdict: Change = "slower" if high < 0 else "faster" if low > 0 else "no difference"
             if len(values) < FEWEST_BLOCKS:
@@ -220,11 +140,12 @@ def _differences(
             yield Difference(
                 side=sides[side], collective=key[0], size_bytes=key[1], percent=centre, low=low, high=high,
                 blocks=len(values), is_headline=key in headlines, verdict=verdict,
-                rate=sorted(rates[key, side])[len(rates[key, side]) // 2],
+                rate=medians[key, side], first_rate=medians[key, 0],
             )  # fmt: skip
 
 
-def bootstrap_interval(values: Sequence[float], error_rate: float, seed: int = 1) -> tuple[float, float]:
+@lru_cache(maxsize=4096)  # a bisection reads its log after each step
+def bootstrap_interval(values: tuple[float, ...], error_rate: float, seed: int = 1) -> tuple[float, float]:
     """Return the limits between which the mean lies, except with the probability `error_rate`.
 
     This is the bootstrap-t interval (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 12): each
@@ -237,14 +158,15 @@ def bootstrap_interval(values: Sequence[float], error_rate: float, seed: int = 1
     draw = random.Random(seed)  # noqa: S311 - the same log must give the same interval
     scaled = [(value - centre) / error for value in values]
     distances: list[float] = []
-    while len(distances) < RESAMPLES:
+    resamples = max(RESAMPLES, int(20 / error_rate))  # at least 10 of them in each tail
+    while len(distances) < resamples:
         sample = draw.choices(scaled, k=count)
         mean = sum(sample) / count
-        variance = sum((value - mean) ** 2 for value in sample) / (count - 1)
+        variance = (sum(map(mul, sample, sample)) - count * mean**2) / (count - 1)
         if variance > 1e-12:
             distances.append(mean / sqrt(variance / count))
     distances.sort()
-    tail = int(RESAMPLES * error_rate / 2)
+    tail = int(resamples * error_rate / 2)
     return centre - distances[-1 - tail] * error, centre - distances[tail] * error
 
 
@@ -277,5 +199,6 @@ def judge_sides(comparison: PairedComparison, allowed_loss: float = 0) -> tuple[
     if not judgements:
         claim = SpeedClaim(state="not judged", reason=doubts, allow="unjudged")
         judged = {"data": nothing, "participation": participation, "speed": claim}
-        judgements.append(Judgement(source=comparison.source, subject=" or ".join(comparison.sides), **judged))
+        subject = " or ".join(comparison.sides) or "a comparison"
+        judgements.append(Judgement(source=comparison.source, subject=subject, **judged))
     return tuple(judgements)

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from imagebuild.bench import logs, paired
+from imagebuild.bench import logs
 from imagebuild.bench.causes import Cause, find_causes
 from imagebuild.bench.datapath import data_path
 from imagebuild.bench.dcgm import parse_dcgm_json
@@ -20,7 +20,7 @@ from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, ParsedLine
 from imagebuild.bench.models import BandwidthTest, Diagnostic, PerftestTable, Result, Results, Run, Source
 from imagebuild.bench.nccl import parse_nccl_json, parse_nccl_text
 from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwidth_text
-from imagebuild.bench.paired import PairedComparison
+from imagebuild.bench.paired import read_comparisons
 from imagebuild.bench.patterns import data_of
 from imagebuild.bench.tables import FORMATS, parse_all_reduce_bench, parse_perftest_json, parse_tables, parse_ucx_text
 from imagebuild.core.errors import ConfigError
@@ -79,7 +79,30 @@ class _Entry:
 
 
 def _parse_log(log: Log) -> Results:
-    """Return the results in a log. Each failure in the log changes the verdict of the result that it belongs to."""
+    """Return the results in a log, and what its comparisons prove."""
+    parts = {first: _read_part(part) for first, part in log.split().items()}
+    entries = [entry for found, _ in parts.values() for entry in found]
+    lines = [line for _, outside in parts.values() for line in outside]
+    results = [entry for entry in entries if isinstance(entry.item, Result)]
+    unread = [entry.item for entry in entries if isinstance(entry.item, str)]
+    tools = dict.fromkeys(entry.tool for entry in entries if entry.tool)
+    unknown = [] if tools else lines
+    first = (f"line {line.number}: {logs.excerpt(line.text)}" for line in unknown if _ERROR.search(line.text))
+    source = Source(
+        path=log.path, tools=tuple(tools), lines=log.line_count, unread=len(unread),
+        examples=tuple(text[:160] for text in unread[:5]), note=next(chain(map(str, find_causes(unknown)), first), ""),
+        carried=None if results else data_path(log.messages),
+        is_lost=not tools and all(_ERROR.search(line.text) for line in log.lines if line.text.strip()),
+    )  # fmt: skip
+    kinds = {"runs": Run, "tests": BandwidthTest, "tables": PerftestTable, "diagnostics": Diagnostic}
+    found = {part: tuple(e.item for e in results if isinstance(e.item, kind)) for part, kind in kinds.items()}
+    runs = {first: [e.item for e in found if isinstance(e.item, Run)] for first, (found, _) in parts.items()}
+    return Results(sources=(source,), paired=read_comparisons(log.path, log.comparisons, runs), **found)
+
+
+def _read_part(log: Log) -> tuple[list[_Entry], list[LogLine]]:
+    """Return the items in a part of a log, and the lines outside of JSON documents. Each failure changes the verdict of
+    the result that it belongs to."""
     by_process: dict[str, list[LogLine]] = defaultdict(list)
     for line in log.lines:
         by_process[line.process].append(line)
@@ -106,19 +129,7 @@ def _parse_log(log: Log) -> Results:
     lines = [*outside, *log.warnings]
     _name_causes([entry for entry in results if entry.item.verdict not in ("ok", "warned", "waived")], results, lines)
     _name_carriers(results, log)
-    unread = [entry.item for entry in entries if isinstance(entry.item, str)]
-    tools = dict.fromkeys(entry.tool for entry in entries if entry.tool)
-    unknown = [] if tools else lines
-    first = (f"line {line.number}: {logs.excerpt(line.text)}" for line in unknown if _ERROR.search(line.text))
-    source = Source(
-        path=log.path, tools=tuple(tools), lines=log.line_count, unread=len(unread),
-        examples=tuple(text[:160] for text in unread[:5]), note=next(chain(map(str, find_causes(unknown)), first), ""),
-        carried=None if results else data_path(log.messages),
-        is_lost=not tools and all(_ERROR.search(line.text) for line in log.lines if line.text.strip()),
-    )  # fmt: skip
-    kinds = {"runs": Run, "tests": BandwidthTest, "tables": PerftestTable, "diagnostics": Diagnostic}
-    found = {part: tuple(e.item for e in results if isinstance(e.item, kind)) for part, kind in kinds.items()}
-    return Results(sources=(source,), **found)
+    return entries, lines
 
 
 def _read_document(path: str, document: JsonDocument) -> Iterator[_Entry]:
@@ -202,16 +213,3 @@ def _printed_in(value: object) -> Iterator[str]:
     elif isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _printed_in(inner)
-
-
-def read_comparison(file: Path | str) -> PairedComparison | None:
-    """Return the paired comparison in a log. Return None for another log.
-    Raises ConfigError if the lines that describe the comparison are missing."""
-    with logs.open_log(Path(file)) as content:
-        lines = (line.decode(errors="replace").rstrip("\r\n") for line in content)
-        # Most logs are no comparisons, and may be large, so they are not kept.
-        if (first := next((line for line in lines if f"# {paired.MARK} " in line), None)) is None:
-            return None
-        sides, order, sections = paired.split_log(chain([first], lines))
-    runs = {number: read_text(f"run {number}", "\n".join(section.text)).runs for number, section in sections.items()}
-    return paired.compare_sides(str(file), sides, order, sections, runs)

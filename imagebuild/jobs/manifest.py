@@ -44,6 +44,11 @@ def report_options(job: Job) -> list[str]:
     return [*profile, "--ranks", str(job.size.run_ranks), "--nodes", str(job.size.run_nodes)]
 
 
+def shell_script(template: str, **values: object) -> str:
+    """Return the shell script that a template makes from values."""
+    return _environment(quote_shell).get_template(template).render(**values)
+
+
 TEMPLATES = Path(__file__).with_name("templates")
 """The folder with templates, and scripts that they include."""
 

@@ -15,7 +15,13 @@ from typing import Any, cast, get_args
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError, Unreachable
 from imagebuild.core.fields import ARCHS, Arch, Platform
 from imagebuild.core.http import SHOWN_CONTENT, Advance, Downloads, Patience
-from imagebuild.core.run import RunProgram, end_children, os_errors_as_command_errors, run_program
+from imagebuild.core.run import (
+    RunProgram,
+    end_children,
+    native_platform,
+    os_errors_as_command_errors,
+    run_program,
+)
 from imagebuild.core.settings import Mirrors, git_environment, pip_environment
 from imagebuild.lock import repositories
 from imagebuild.lock.distribution import ReleasePackages, check_packages
@@ -258,6 +264,13 @@ class Upstream:
                 )
             versions.append(match[1].split(", "))
         return tuple(version for version in versions[0] if all(version in others for others in versions[1:]))
+
+    def unpack_wheel(self, requirement: str, folder: Path, wheels: Path | None) -> None:
+        """Unpack a wheel for this machine in a new folder, from the folder `wheels`. None: from the package index."""
+        arch = cast(Arch, native_platform().partition("/")[2])
+        words = ("install", "--quiet", "--no-deps", "--target", str(folder), requirement)
+        local = ("--no-index", "--find-links", str(wheels)) if wheels else ()
+        self._pip(arch, *words, *local, failing=f"pip finds no {requirement} for {arch}")
 
     def _called(self, *command: str, **options: Any) -> str:
         """Run a program that asks a server, and remember the answer. Raises CommandError if the program fails."""

@@ -33,8 +33,8 @@ from imagebuild.bench.models import (
     Source,
     State,
 )
-from imagebuild.bench.paired import PairedComparison, judge_sides
-from imagebuild.bench.read import read_comparison, read_files
+from imagebuild.bench.paired import judge_sides
+from imagebuild.bench.read import read_files
 from imagebuild.bench.verification import SPEED, VerifyResult
 from imagebuild.core.advisory import known_bad
 from imagebuild.core.console import visible
@@ -134,8 +134,6 @@ class Report(Results):
     """One judgement for each measured result, in the order of the results, then one for each run of dcgmi diag."""
     comparisons: tuple[Judgement, ...] = ()
     """The claims about each comparison with the baseline."""
-    paired: tuple[PairedComparison, ...] = ()
-    """Logs in which runs of two or more versions alternate."""
     verifications: tuple[VerifyResult, ...] = ()
     sweeps: tuple[Sweep, ...] = ()
     nothing_in: tuple[str, ...] = ()
@@ -424,14 +422,12 @@ def gather_files(named: Iterable[Path]) -> tuple[Report, list[Path], set[Path]]:
         baseline=earlier[0].about.baseline if earlier else None,
         allowed=tuple(dict.fromkeys(kind for written in written_by for kind in written.allowed)),
     )  # fmt: skip
-    alternating = [pair for file in unread if (pair := read_comparison(file))]
     report = Report(
         **(dict(merged) | {"sources": (*merged.sources, *notes)}),
         about=about,
         judgements=(*(judgement for _, judgement in judged), *diagnoses),
         sweeps=find_sweeps(merged.runs),
         comparisons=tuple(comparison for written in earlier for comparison in written.comparisons),
-        paired=(*alternating, *(pair for written in earlier for pair in written.paired)),
         verifications=(*verified.values(), *(result for written in earlier for result in written.verifications)),
         nothing_in=tuple(dict.fromkeys((*empty, *_lost_logs(results.sources)))),
     )

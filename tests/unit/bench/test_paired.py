@@ -10,9 +10,9 @@ from statistics import fmean, stdev
 
 import pytest
 
-from imagebuild.bench.paired import PairedComparison, bootstrap_interval, judge_sides
-from imagebuild.bench.read import read_comparison
-from imagebuild.core.errors import ConfigError
+from imagebuild.bench.models import PairedComparison
+from imagebuild.bench.paired import bootstrap_interval, judge_sides
+from imagebuild.bench.read import read_files
 from tests.unit.bench.nccl_tables import Table
 
 ORDER = ((0, 1), *((0, 1), (1, 0), (1, 0), (0, 1)) * 3)
@@ -51,8 +51,7 @@ def log_of(
 def compared(tmp_path: Path) -> Callable[[str], PairedComparison]:
     def read(text: str) -> PairedComparison:
         (tmp_path / "a.log").write_text(text)
-        found = read_comparison(tmp_path / "a.log")
-        assert found
+        (found,) = read_files([tmp_path / "a.log"]).paired
         return found
 
     return read
@@ -67,18 +66,18 @@ def test_intervals_agree_with_students_distribution(count: int) -> None:
     draw = random.Random(count)
     ratios = []
     for _ in range(40):
-        values = [draw.gauss(3, 2) for _ in range(count)]
+        values = tuple(draw.gauss(3, 2) for _ in range(count))
         low, high = bootstrap_interval(values, 0.01)
         width = STUDENT[count - 1] * stdev(values) / sqrt(count)
         ratios.append((high - low) / 2 / width)
     assert 0.85 < sorted(ratios)[20] < 1.6, "not narrower, and for few values somewhat wider"
-    assert bootstrap_interval([2.0] * 6, 0.01) == (2.0, 2.0)
+    assert bootstrap_interval((2.0,) * 6, 0.01) == (2.0, 2.0)
 
 
 def test_equal_sides_are_called_different_as_rarely_as_promised() -> None:
     draw, wrong = random.Random(7), 0
     for _ in range(150):
-        low, high = bootstrap_interval([draw.gauss(0, 1) for _ in range(10)], 0.01)
+        low, high = bootstrap_interval(tuple(draw.gauss(0, 1) for _ in range(10)), 0.01)
         wrong += not low <= 0 <= high
     assert wrong <= 5, "expected: 1.5"
 
@@ -122,8 +121,44 @@ def test_a_log_that_is_cut_stays_open(compared: Callable[[str], PairedComparison
         assert found.problems, f"cut at {end}"
         assert {item.verdict for item in found.differences} <= {"open"}
         assert {judged.speed.state for judged in judge_sides(found)} == {"not judged"}
-    with pytest.raises(ConfigError, match="are missing; name the whole log"):
-        compared(text[text.index("# imagebuild-compare order") + 40 :])
+    found = compared(text[text.index("# imagebuild-compare order") + 40 :])
+    assert "are missing; name the whole log" in found.problems[0]
+    assert [judged.speed.state for judged in judge_sides(found)] == ["not judged"]
+
+
+def test_a_failure_counts_for_the_run_that_printed_it(compared: Callable[[str], PairedComparison]) -> None:
+    text = log_of(slower(1))
+    begin, end = text.index("begin 5\n") + 8, text.index("\n# imagebuild-compare end 0", text.index("begin 5\n"))
+    found = compared(
+        f"{text[:begin]}a: Test NCCL failure common.cu:958 'remote process exited'\n{text[end:]}".replace(
+            "end 0", "end 3", 6
+        ).replace("end 3", "end 0", 5)
+    )
+    assert list(found.failed) == ["nccl=2.30.7"]
+    assert len(found.faults) == 1
+
+
+def test_a_comparison_that_went_on(compared: Callable[[str], PairedComparison]) -> None:
+    """Blocks are added to a comparison that was decided too early, or that was cut."""
+    text = log_of(slower(1))
+    head, body = text[: text.index("\n# imagebuild-compare begin")], text[text.index("\n# imagebuild-compare begin") :]
+    short = head.replace(head.split("order ")[1], " ".join(head.split("order ")[1].split()[:11]) + "\n")
+    middle, cut = body.index("\n# imagebuild-compare begin 22\n"), body.index("\n# imagebuild-compare begin 24\n") + 300
+    found = compared(short + body[:middle] + head + body[middle:cut])
+    assert (found.blocks, found.problems) == (11, ("24 of 26 runs are in the log",))
+    found = compared(short + body[:middle] + head + body[middle:cut] + "\n" + head + body[cut - 300 :])
+    assert (found.blocks, found.problems, found.faults) == (12, (), ())
+    assert found.differences == compared(text).differences
+
+
+def test_a_log_may_state_its_error_rate(compared: Callable[[str], PairedComparison]) -> None:
+    text = log_of(slower(1))
+    widths = []
+    for rate in ("", "# imagebuild-compare error 0.001\n", "# imagebuild-compare error 0.9\n"):
+        item = compared(text.replace("# imagebuild-compare order", f"{rate}# imagebuild-compare order")).differences[0]
+        widths.append(item.high - item.low)
+    assert widths[2] < widths[0] < widths[1]
+    assert widths[2] > 0.4 * widths[0], "a log cannot ask for an interval that is always narrow"
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,26 @@
 """The script of a paired comparison."""
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from imagebuild.bench.paired import split_log
+from imagebuild.bench.alternation import Alternation, ComparisonReader
 from imagebuild.core.errors import ConfigError
 from imagebuild.jobs.compare import comparison_script, parse_sides
 
 pytestmark = pytest.mark.programs
+
+
+def read(output: str) -> tuple[Alternation, list[list[str]]]:
+    """Return the comparison in the output of a script, and the lines that each run printed."""
+    reader = ComparisonReader()
+    for number, line in enumerate(output.splitlines(), 1):
+        reader.read(line, number)
+    (found,) = reader.found
+    runs = re.findall(r"compare begin \d+\n(.*?)\n*# imagebuild-compare end", output, re.DOTALL)
+    return found, [run.splitlines() for run in runs]
 
 
 def test_runs_alternate_and_get_their_settings(tmp_path: Path) -> None:
@@ -23,8 +34,9 @@ def test_runs_alternate_and_get_their_settings(tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", "-c", text], capture_output=True, text=True, check=True, env={"LD_LIBRARY_PATH": "/x"}
     )
-    found, order, sections = split_log(done.stdout.splitlines())
-    assert found == sides
+    found, texts = read(done.stdout)
+    order, sections = found.order, found.sections
+    assert (found.sides, found.blocks) == (sides, 12)
     assert order[0] == (0, 1)
     assert len(order) == 1 + 12
     assert all(
@@ -34,9 +46,9 @@ def test_runs_alternate_and_get_their_settings(tmp_path: Path) -> None:
     assert len(set(order[1:])) == 2, "the order of the blocks is random"
     runs = [side for row in order for side in row]
     assert [sections[n].side for n in range(len(runs))] == runs
-    for section in sections.values():
+    for number, section in sections.items():
         folder = tmp_path / f"nccl-{('2.30.7', '2.32.3')[section.side]}/nvidia/nccl/lib"
-        assert section.text[0] == f"{folder}:/x a b"
+        assert texts[number][0] == f"{folder}:/x a b"
         assert section.status == 0
     assert comparison_script(sides, command, libraries=str(tmp_path), blocks=12, seed=3) == text
 
@@ -59,8 +71,8 @@ def test_a_variable_may_be_unset(tmp_path: Path) -> None:
         parse_sides("env:NCCL_ALGO=Ring,"), ["printenv", "NCCL_ALGO"], libraries="", blocks=12, seed=1
     )
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True, env={"NCCL_ALGO": "Tree"})
-    sections = split_log(done.stdout.splitlines())[2]
-    assert [(sections[n].text[0], sections[n].status) for n in (0, 1)] == [("Ring", 0), ("", 1)]
+    found, texts = read(done.stdout)
+    assert [(texts[n], found.sections[n].status) for n in (0, 1)] == [(["Ring"], 0), ([], 1)]
 
 
 @pytest.mark.parametrize(
