@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from imagebuild.bench.hang import PREFIX, answers, hung
+from imagebuild.bench.hang import PREFIX, answers, hung_in_log
 from imagebuild.bench.logs import LogLine, excerpt
 from imagebuild.bench.patterns import data_of
 
@@ -40,8 +40,7 @@ def find_causes(lines: Iterable[LogLine]) -> list[Cause]:
     known, anything = _known()
     listed = [*lines]
     stated = [line for line in listed if PREFIX in line.text]
-    taken = answers(line.text for line in stated)
-    sentences = hung(taken[-1], taken[-2] if len(taken) > 1 else ()) if taken else ()
+    sentences = hung_in_log(answers(line.text for line in stated))
     causes = [Cause(-1, stated[0].number, text, "NCCL states this at its RAS socket") for text in sentences]
     for line in listed:
         text = line.text[:LONGEST]

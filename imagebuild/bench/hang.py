@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,6 +154,18 @@ def hung(now: Iterable[Communicator], before: Iterable[Communicator] = ()) -> It
                 states.setdefault(_state(differs), []).append(rank)
         for state, ranks in states.items():
             yield f"hung: {_named(ranks)} of {of}: {state}"
+
+
+def hung_in_log(taken: Sequence[Iterable[Communicator]]) -> list[str]:
+    """Return the sentences for the last hang in the answers of a log; empty if the last answer is that of a sound job.
+
+    The first answer that names the hang counts: later ones also name ranks that ended because of it."""
+    sentences: list[str] = []
+    for now, before in reversed([*zip(taken, ((), *taken), strict=False)]):
+        if not (found := [*hung(now, before)]):
+            break
+        sentences = found
+    return sentences
 
 
 def _progress(communicator: Communicator) -> tuple[Mapping[str, int], list[Mapping[str, int]]]:

@@ -64,8 +64,8 @@ def plugins(inspection: Inspection) -> Iterator[Finding]:
         yield from _unread(inspection, row)
     yield from _misplaced_providers(inspection)
     yield from _missing_modules(inspection)
-    # Files that one library opens share a scope and are bound late: Open MPI's module ucx uses symbols of a library that
-    # only the module smcuda needs.
+    # Files that one library opens share a scope and are bound late: Open MPI's module ucx uses symbols of a library
+    # that only the module smcuda needs.
     defined: dict[str, set[str]] = defaultdict(set)
     fitting = [(opened, opened.by) for opened in opened_files(inspection) if opened.by]
     for opened, by in fitting:

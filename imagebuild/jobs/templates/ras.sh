@@ -15,10 +15,12 @@ ask_ras() {
   while IFS= read -r line; do printf '(imagebuild-ras) %s\n' "$line"; done <<< "${answer:-no answer at $address}"
 }
 stopped_ranks() { # a stopped process can hold the socket, so look for stopped processes that use a GPU
-  local folder rank found=''
+  local folder rank variables found=''
   for folder in /proc/[0-9]*; do
     if grep -qs '^State:[[:space:]]*[Tt]' "$folder/status" && grep -qs -e /libnccl -e /dev/nvidia "$folder/maps"; then
-      rank=$(tr '\0' '\n' < "$folder/environ" | sed -nE 's/^(OMPI_COMM_WORLD_RANK|SLURM_PROCID|PMIX_RANK|RANK)=//p' | head -n 1)
+      variables=$(tr '\0' '\n' < "$folder/environ")
+      if [ "$(sed -n 's/^NCCL_RAS_ADDR=//p' <<< "$variables")" != "${NCCL_RAS_ADDR-}" ]; then continue; fi # another job
+      rank=$(sed -nE 's/^(OMPI_COMM_WORLD_RANK|SLURM_PROCID|PMIX_RANK|RANK)=//p' <<< "$variables" | head -n 1)
       found+=" rank=$rank process=${folder#/proc/} host=$(uname -n)"
     fi
   done

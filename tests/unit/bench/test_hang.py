@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from imagebuild.bench.hang import PREFIX, answers, hung, read_answer
+from imagebuild.bench.hang import PREFIX, answers, hung, hung_in_log, read_answer
 from imagebuild.bench.read import read_text
 from imagebuild.jobs.manifest import TEMPLATES
 from tests.conftest import data
@@ -92,7 +92,7 @@ def test_stopped_processes_are_named_if_the_socket_does_not_answer(tmp_path: Pat
     code += "print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
     script = (TEMPLATES / "ras.sh").read_text() + "ask_ras"
     port = {**os.environ, "NCCL_RAS_ADDR": "localhost:1"}
-    with Popen([sys.executable, "-c", code], env={**os.environ, "RANK": "5"}, stdout=PIPE, text=True) as stopped:
+    with Popen([sys.executable, "-c", code], env={**port, "RANK": "5"}, stdout=PIPE, text=True) as stopped:
         try:
             assert stopped.stdout
             pid = int(stopped.stdout.readline())
@@ -101,4 +101,13 @@ def test_stopped_processes_are_named_if_the_socket_does_not_answer(tmp_path: Pat
         finally:
             stopped.kill()
     [[job]] = answers(said.splitlines())
-    assert ("5", str(pid)) in [(rank.rank, rank.pid) for rank in job.missing]
+    assert [(rank.rank, rank.pid) for rank in job.missing] == [("5", str(pid))]
+
+
+def test_a_report_names_the_first_rank_that_is_lost_and_no_hang_that_is_over() -> None:
+    sound, lost, ended = (read_answer(answer([{"AllReduce": 7}] * 4, missing)) for missing in ([], [2], [0, 2]))
+    assert sound
+    assert lost
+    assert ended
+    assert hung_in_log([sound, sound, lost, lost, ended]) == [*hung(lost)]
+    assert hung_in_log([lost, sound]) == []
