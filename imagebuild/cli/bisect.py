@@ -30,8 +30,7 @@ def bisect(
     from imagebuild.bench.bisection import error_rate, next_step
     from imagebuild.bench.read import read_files
     from imagebuild.core.console import err, out
-    from imagebuild.jobs.compare import comparison_script
-    from imagebuild.jobs.manifest import TEMPLATES
+    from imagebuild.jobs.manifest import TEMPLATES, comparison_script
 
     log, wheel = Path(output), f"nvidia-nccl-cu{cuda}"
     asked: dict[str, object] = {"subject": subject, "good": good, "bad": bad, "command": list(command)}

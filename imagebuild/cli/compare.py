@@ -17,7 +17,8 @@ def compare(
     from imagebuild.bench.judge import Expected
     from imagebuild.core.console import err
     from imagebuild.core.run import execute
-    from imagebuild.jobs.compare import comparison_script, parse_sides
+    from imagebuild.jobs.compare import parse_sides
+    from imagebuild.jobs.manifest import comparison_script
     from imagebuild.report.report import make_report
     from imagebuild.report.text import print_report
     from imagebuild.verify.runner import EXEC, command_line, read_prefix

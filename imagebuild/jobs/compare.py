@@ -1,17 +1,16 @@
-"""The script of a paired comparison: it runs one command with two or more versions, in turn. Pure.
-
-`bench.paired` reads the log that the script prints."""
+"""The sides of a paired comparison, and the order of their runs. Pure."""
 
 from __future__ import annotations
 
 import random
 import re
+import shlex
 from collections.abc import Sequence
+from typing import Any
 
 from imagebuild.bench.alternation import MARK
 from imagebuild.bench.paired import FEWEST_BLOCKS
 from imagebuild.core.errors import ConfigError
-from imagebuild.jobs.manifest import shell_script
 
 MOST_SIDES = 12
 WHEEL = "nvidia-nccl-cu13"
@@ -69,27 +68,23 @@ def side_settings(sides: Sequence[str], libraries: str, wheel: str = WHEEL) -> l
         else:
             variable = kind.removeprefix("env:")
             setting = [f"{variable}={value}"] if value else ["-u", variable]
-            settings.append({"name": side, "setting": setting})
+            shell = f"export {variable}={shlex.quote(value)}" if value else f"unset {variable}"
+            settings.append({"name": side, "setting": setting, "shell": shell})
     return settings
 
 
-def comparison_script(
-    sides: Sequence[str], command: Sequence[str], *, libraries: str, blocks: int, seed: int, limit: int = 0,
-    wheel: str = WHEEL, first: int = 1, error_rate: float | None = None, stops: bool = False,
-) -> str:  # fmt: skip
-    """Return a bash script that runs a command `blocks` times for each side, after one warm-up of each.
-
-    `libraries` is a folder on the nodes with a folder `nccl-VERSION` for each version of NCCL. A run ends after `limit`
-    seconds (0: no limit). A bisection measures block `first` and later ones, states the error rate of the comparison,
-    wants the details that NCCL prints from the warm-up, and stops at the first failure. Raises ConfigError if the
-    blocks are too few for an interval, or if versions need a folder and there is none."""
+def comparison_of(
+    sides: Sequence[str], *, libraries: str, blocks: int, seed: int, wheel: str = WHEEL, first: int = 1
+) -> dict[str, Any]:
+    """Return the values for a template: the sides, the order of their runs, and each run with its side and its block,
+    from block `first` on, after the warm-up. Raises ConfigError if the blocks are too few for an interval."""
     if blocks < FEWEST_BLOCKS:
         raise ConfigError(f"--blocks {blocks}: an interval needs at least {FEWEST_BLOCKS} blocks")
     order = block_order(len(sides), blocks, seed)
     places = [(side, block) for block, row in enumerate(order) for side in row]
-    return shell_script(
-        "compare.sh.j2", MARK=MARK, sides=side_settings(sides, libraries, wheel), command=list(command), limit=limit,
-        order=" ".join("".join(f"{side:x}" for side in row) for row in order), stops=stops, detailed=stops,
-        error_rate=f"{error_rate:.6f}" if error_rate else "",
-        runs=[(number, *place) for number, place in enumerate(places) if not place[1] or place[1] >= first],
-    )  # fmt: skip
+    return {
+        "MARK": MARK,
+        "sides": side_settings(sides, libraries, wheel),
+        "order": " ".join("".join(f"{side:x}" for side in row) for row in order),
+        "runs": [(number, *place) for number, place in enumerate(places) if not place[1] or place[1] >= first],
+    }

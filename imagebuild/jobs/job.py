@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from imagebuild.bench.ceilings import NotComparable, class_ceilings, rank_layout
 from imagebuild.bench.judge import floor_of
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError
+from imagebuild.jobs.compare import comparison_of, parse_sides
 from imagebuild.jobs.environment import Environment, lint, resolve_environment
 from imagebuild.jobs.facts import JobFacts
 from imagebuild.jobs.image import PLANNED, JobImage, resolve_image
@@ -37,6 +39,8 @@ class Job:
     workers: Workers
     messages: tuple[str, ...]
     """Notes and warnings for the user."""
+    comparison: Mapping[str, Any]
+    """The sides and runs of a paired comparison. Empty if the job does not compare anything."""
 
 
 def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer) -> Job:
@@ -45,10 +49,14 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
     image = resolve_image(request, profile, facts, size, offer)
     environment = resolve_environment(request, profile, facts, size, image)
     comparable = _is_comparable(profile, size)
-    least = _least_bandwidths(profile, size, comparable=comparable)
+    sides = parse_sides(request.compare) if request.compare else ()
+    comparison: Mapping[str, Any] = {}
+    if sides:
+        comparison = comparison_of(sides, libraries=request.libraries, blocks=request.blocks, seed=request.seed)
+    least = {} if sides else _least_bandwidths(profile, size, comparable=comparable)
     workers = resolve_workers(request, profile, size, environment.placeholders)
     messages = (*lint(environment.variables, facts.nccl_variables), *_notes(request, facts, size, image, environment))
-    return Job(request, profile, size, image, environment, comparable, least, workers, messages)
+    return Job(request, profile, size, image, environment, comparable, least, workers, messages, comparison)
 
 
 def _is_comparable(profile: Profile, size: Size) -> bool:

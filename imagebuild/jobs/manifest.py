@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from imagebuild.core.errors import plural
 from imagebuild.core.fields import Model
+from imagebuild.jobs.compare import WHEEL, comparison_of
 from imagebuild.jobs.facts import GANGS_OF_PODS, Security
 from imagebuild.jobs.job import Job
 from imagebuild.jobs.offer import enroot_reference
@@ -38,15 +39,28 @@ def job_text(job: Job) -> str:
 def report_options(job: Job) -> list[str]:
     """Return the options with which `imagebuild report` judges the job's log."""
     least = job.size.parameters.get("min-bw")
-    by_profile = job.comparable and job.least and not least
-    profile = ["--profile", job.profile.name] if by_profile else ["--min-bw", least] if least else []
+    by_profile = job.comparable and job.least and not least and not job.comparison
+    profile = (
+        ["--profile", job.profile.name] if by_profile else ["--min-bw", least] if least and not job.comparison else []
+    )
     profile += ["--profiles", job.request.profiles] if by_profile and job.request.profiles else []
     return [*profile, "--ranks", str(job.size.run_ranks), "--nodes", str(job.size.run_nodes)]
 
 
-def shell_script(template: str, **values: object) -> str:
-    """Return the shell script that a template makes from values."""
-    return _environment(quote_shell).get_template(template).render(**values)
+def comparison_script(
+    sides: Sequence[str], command: Sequence[str], *, libraries: str, blocks: int, seed: int, limit: int = 0,
+    wheel: str = WHEEL, first: int = 1, error_rate: float | None = None, stops: bool = False,
+) -> str:  # fmt: skip
+    """Return a bash script that runs a command `blocks` times for each side, after one warm-up of each.
+
+    `libraries` is a folder on the nodes with a folder `nccl-VERSION` for each version of NCCL. A run ends after `limit`
+    seconds (0: no limit). A bisection measures block `first` and later ones, states the error rate of the comparison,
+    wants the details that NCCL prints from the warm-up, and stops at the first failure. Raises ConfigError if the
+    blocks are too few for an interval, or if versions need a folder and there is none."""
+    values = comparison_of(sides, libraries=libraries, blocks=blocks, seed=seed, wheel=wheel, first=first)
+    values |= {"command": list(command), "limit": limit, "stops": stops}
+    template = _environment(quote_shell).get_template("compare.sh.j2")
+    return template.render(values, error_rate=f"{error_rate:.6f}" if error_rate else "")
 
 
 TEMPLATES = Path(__file__).with_name("templates")

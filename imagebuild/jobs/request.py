@@ -34,4 +34,10 @@ class JobRequest:
     settings: tuple[str, ...] = ()
     """Values of `--param`: `NAME=VALUE`, `scope:NAME=VALUE` or `NAME:=VALUE`."""
     collect: bool = False
+    compare: str | None = None
+    """The sides of a comparison: `nccl=VERSION,…` or `env:NAME=VALUE,…`."""
+    libraries: str = ""
+    """Folder that contains `nccl-VERSION` for each side, as the ranks see it."""
+    blocks: int = 12
+    seed: int = 1
     profiles: str | None = None

@@ -11,6 +11,7 @@ from typing import get_args
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import YamlFile
+from imagebuild.jobs.compare import parse_sides
 from imagebuild.jobs.facts import (
     COLLECTIVES,
     DATA,
@@ -142,7 +143,8 @@ def resolve_size(request: JobRequest, profile: Profile, facts: JobFacts) -> Size
     nodes, racks = _nodes_and_racks(request, profile, int(parameters.get("rack-nodes") or node.rack_nodes or 0))
     test = find_facts(facts.tests, "test", request.test)
     rounds = _rounds(request, test, nodes)
-    minutes = test.minutes * rounds + (DATA["import_minutes"] if container == "pyxis" else 0)
+    measured = test.minutes + 2 * rounds if request.compare else test.minutes * rounds
+    minutes = measured + (DATA["import_minutes"] if container == "pyxis" else 0)
     minutes = int(parameters.get("minutes") or minutes)
     if minutes * 2 < rounds:
         problem = f"too few for {rounds} rounds of measurements; use {-(-rounds // 2)} or more"
@@ -234,6 +236,12 @@ def _nodes_and_racks(request: JobRequest, profile: Profile, rack_nodes: int) -> 
 
 
 def _rounds(request: JobRequest, test: JobTest, nodes: int) -> int:
+    if request.compare and test.pairs:
+        raise ConfigError(
+            f"--compare: the test {request.test} cannot be repeated in turn; choose another one with --test"
+        )
+    if request.compare:
+        return len(parse_sides(request.compare)) * (request.blocks + 1) * len(test.collectives)
     if not test.pairs:
         return 1
     if nodes == 1:

@@ -52,7 +52,7 @@ def request(line: str) -> JobRequest:
         elif option == "feature":
             options["features"] = tuple(words.pop(0).split(","))
         else:
-            options[option] = int(words.pop(0)) if option in ("nodes", "racks", "gpus") else words.pop(0)
+            options[option] = int(words.pop(0)) if option in ("nodes", "racks", "gpus", "blocks") else words.pop(0)
     options.setdefault("fabric", default_fabric(profiles()[options["profile"]], facts().fabrics))
     return JobRequest(**options)
 

@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 
 from imagebuild.bench.alternation import Alternation, ComparisonReader
+from imagebuild.bench.read import read_files
 from imagebuild.core.errors import ConfigError
-from imagebuild.jobs.compare import comparison_script, parse_sides
+from imagebuild.jobs.compare import parse_sides
+from imagebuild.jobs.manifest import comparison_script
+from tests.conftest import ran
+from tests.unit.bench.nccl_tables import Table
+from tests.unit.jobs.job_fakes import outer_script, text
 
 pytestmark = pytest.mark.programs
 
@@ -104,3 +109,51 @@ def test_wrong_numbers() -> None:
         with pytest.raises(ConfigError) as error:
             comparison_script(sides, ["true"], libraries=libraries, blocks=blocks, seed=1)
         assert says in str(error.value)
+
+
+MPIRUN = '#!/bin/bash\nwhile [ "$1" != /bin/bash ]; do shift; done\nexec "$@"\n'
+PROGRAM = """\
+#!/bin/bash
+[[ "$*" != *-h* ]] || exit 0
+cat "${LD_LIBRARY_PATH%%:*}/output"
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "problem"),
+    [
+        ("", ""),
+        ("2.30.7", "run 1, nccl=2.32.3: loaded NCCL version 2.30.7; correct the folder of this version"),
+        ("absent", "libs/nccl-2.32.3: has no libnccl.so.2, neither there nor in lib"),
+        ("7 ranks", "run 1, nccl=2.32.3, all_reduce: 7 ranks took part instead of 8"),
+    ],
+)
+def test_a_job_that_compares(fault: str, problem: str, tmp_path: Path) -> None:
+    """The script of a launcher, with a stand-in for mpirun and for the benchmark."""
+    for version, rate in ("2.30.7", 350.0), ("2.32.3", 340.0):
+        folder = tmp_path / f"libs/nccl-{version}"
+        folder.mkdir(parents=True)
+        (folder / "libnccl.so.2").touch()
+        is_odd = version == "2.32.3"
+        loaded = "2.30.7" if is_odd and fault == "2.30.7" else version
+        ranks = 7 if is_odd and fault == "7 ranks" else 8
+        table = Table(sizes=(1 << 30,), ranks=ranks, speed={1 << 30: rate}.__getitem__).text()
+        (folder / "output").write_text(f"NCCL version {loaded}+cuda13.0\n{table}".replace("nccl-library=23007", ""))
+    if fault == "absent":
+        (tmp_path / "libs/nccl-2.32.3/libnccl.so.2").unlink()
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text_ in {"mpirun": MPIRUN, "ssh": "", "sshd": "", "all_reduce_perf": PROGRAM}.items():
+        (programs / name).write_text(text_)
+        (programs / name).chmod(0o755)
+    line = f"mpijob --profile h100 --fabric ib --nodes 1 --param programs={programs}"
+    made = text(f"{line} --compare nccl=2.30.7,2.32.3 --libraries {tmp_path}/libs")
+    env = {"PATH": f"{programs}:/usr/bin:/bin", "OMPI_COMM_WORLD_RANK": "0"}
+    done = ran("/bin/bash", "-c", outer_script(made), env=env, stderr=subprocess.STDOUT, cwd=programs)
+    assert (done.returncode, problem in done.stdout) == (bool(problem), True), done.stdout
+    found, texts = read(done.stdout)
+    assert (found.blocks, len(texts)) == ((0, 2) if problem else (12, 26))
+    if not problem:
+        (tmp_path / "a.log").write_text(done.stdout)
+        (pair,) = read_files([tmp_path / "a.log"]).paired
+        assert (pair.faults, pair.problems, [item.verdict for item in pair.differences]) == ((), (), ["slower"])

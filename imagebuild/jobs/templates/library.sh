@@ -1,0 +1,12 @@
+# shellcheck shell=bash
+library() { # FOLDER INSTALL: print the folder of the library
+  local place
+  for place in nvidia/nccl/lib lib .; do
+    if [ -e "$1/$place/libnccl.so.2" ]; then
+      echo "$1/$place"
+      return
+    fi
+  done
+  echo "$1: has no libnccl.so.2, neither there nor in lib or nvidia/nccl/lib; run \`$2\`" >&2
+  return 1
+}
