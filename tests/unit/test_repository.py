@@ -50,8 +50,16 @@ def test_shell_passes_shellcheck(project: Project, tmp_path: Path) -> None:
 
 @pytest.mark.programs
 def test_rendered_dockerfiles_pass_hadolint(full_plan: Plan, renderer: Renderer, tmp_path: Path) -> None:
+    """hadolint checks each stage separately, so of stages that differ only in numbers, one keeps its steps."""
+    seen: set[str] = set()
     for target in full_plan.targets:
-        (tmp_path / target.id).write_text(renderer.dockerfile(target).text)
+        start, *stages = re.split("^(?=FROM )", renderer.dockerfile(target).text, flags=re.MULTILINE)
+        kinds = [re.sub("[0-9a-f]{7,}|[0-9]+", "0", stage) for stage in stages]
+        shown = [s if kind not in seen else s[: s.index("\n") + 1] for s, kind in zip(stages, kinds, strict=True)]
+        if not seen.issuperset(kinds):
+            (tmp_path / target.id).write_text("".join([start, *shown]))
+        seen.update(kinds)
+    assert len(seen) > 50
     done = ran(PROGRAMS / "hadolint", "--config", ROOT / ".hadolint.yaml", "--no-color", *tmp_path.iterdir())
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -84,24 +84,23 @@ def test_a_file_without_line_ends_does_not_fill_the_memory(tmp_path: Path) -> No
     assert [len(line.text) for line in read_log(tmp_path / "log").lines] == [64 << 20, 70_000_000 - (64 << 20)]
 
 
-def test_twenty_megabytes_of_debug_output(tmp_path: Path) -> None:
-    """This takes 0.5 s on an idle machine. The limit allows for a busy one."""
+def test_megabytes_of_debug_output(tmp_path: Path) -> None:
+    """The limit of the time allows for a busy machine. The memory does not depend on the size of the log."""
     source = random.Random(1)
     sample = [noise(source) for _ in range(500)]
     table = Table()
     with (tmp_path / "log").open("w") as file:
         for line in table.lines():
-            for _ in range(15):
+            for _ in range(3):
                 file.write("\n".join(sample) + "\n")
             file.write(line + "\n")
-    size = (tmp_path / "log").stat().st_size
-    assert size > 15_000_000
+    assert (tmp_path / "log").stat().st_size > 4_000_000
     begin = time.process_time()
     results = read_files([tmp_path / "log"])
-    assert time.process_time() - begin < 9
+    assert time.process_time() - begin < 3
     same(results.runs[0], table)
     tracemalloc.start()
     assert len(read_log(tmp_path / "log").lines) == len(table.lines())
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 20_000_000
+    assert peak < 200_000
