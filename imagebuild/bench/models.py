@@ -371,6 +371,8 @@ class Difference(Model):
     """Bus bandwidth of the side in GB/s: the median run."""
     first_rate: float = 0
     """Bus bandwidth of the first side in GB/s: the median run."""
+    values: tuple[float, ...] = ()
+    """The difference in each block, in per cent."""
 
     @property
     def interval(self) -> str:

@@ -141,6 +141,7 @@ def _differences(found: Alternation, runs: Mapping[int, Sequence[Run]]) -> Itera
                 side=sides[side], collective=key[0], size_bytes=key[1], percent=centre, low=low, high=high,
                 blocks=len(values), is_headline=key in headlines, verdict=verdict,
                 rate=medians[key, side], first_rate=medians[key, 0],
+                values=tuple(round(100 * (exp(value) - 1), 4) for value in values),
             )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ def job(
     project: options.ProjectFiles, scheduler: Scheduler, profile: str, fabric: str | None, cluster: str,
     nodes: int | None, racks: int | None, gpus: int | None, features: tuple[str, ...], components: tuple[str, ...],
     container: SlurmContainer | None, image: str | None, registry: str | None, plan: str | None, catalog: Path | None,
-    nccl: str | None, test: str, settings: tuple[str, ...], compare: str | None, libraries: str, blocks: int,
+    nccl: str | None, test: str, settings: tuple[str, ...], compare: str | None, libraries: str | None, blocks: int,
     seed: int, collect: bool, output: str | None, facts: Path | None, profiles: Path | None,
 ) -> None:  # fmt: skip
     from imagebuild.bench.profiles import find_profile, load_profiles
@@ -41,7 +41,7 @@ def job(
         fabric=fabric or default_fabric(hardware, known.fabrics), cluster=cluster, nodes=nodes, racks=racks, gpus=gpus,
         features=tuple(name for text in features for name in text.split(",")), components=components,
         container=container, image=image, nccl=nccl, test=test, settings=settings, collect=collect,
-        compare=compare, libraries=libraries, blocks=blocks, seed=seed,
+        compare=compare, libraries=libraries or "", blocks=blocks, seed=seed,
         profiles=str(profiles) if profiles else None,
     )  # fmt: skip
     if cluster in known.clusters:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from imagebuild.bench.models import Limit, Run, SpeedClaim
+from imagebuild.bench.models import Difference, Limit, Run, SpeedClaim
 from imagebuild.bench.patterns import data_of
 from imagebuild.report.document import NONE, format_bytes, format_number, one_line
 
@@ -65,13 +65,37 @@ def line_chart(id_: str, title: str, runs: Sequence[tuple[str, Run, SpeedClaim]]
     # The axis covers at least a factor of ten, so that a flat line looks flat.
     low, top = math.log10(min(values)), math.log10(max(values))
     low = min(low, top - 1)
-    first, last = min(sizes).bit_length() - 1, max(sizes).bit_length()
-    marks = [1 << power for power in range(first, last + 1, -(-(last - first) // 8))]
-    ticks = {"tickvals": marks, "ticktext": [format_bytes(mark) for mark in marks]}
-    layout = _styled(styles["layout"], xaxis=ticks, yaxis={"range": [low - 0.1, top + 0.2]})
+    layout = _styled(styles["layout"], xaxis=_size_ticks(sizes), yaxis={"range": [low - 0.1, top + 0.2]})
     notes = [f"{name}: {limit.what}" for name, limit in limits.items()]
     tables = [_run_table(name, run) for name, run, _ in runs]
     return Drawing(id_, title, {"data": traces, "layout": layout}, tables, notes)
+
+
+def _size_ticks(sizes: Sequence[int]) -> dict[str, Any]:
+    """Return up to nine powers of two as the marks of an axis."""
+    first, last = min(sizes).bit_length() - 1, max(sizes).bit_length()
+    marks = [1 << power for power in range(first, last + 1, -(-(last - first) // 8))]
+    return {"tickvals": marks, "ticktext": [format_bytes(mark) for mark in marks]}
+
+
+def difference_chart(id_: str, title: str, differences: Sequence[Difference]) -> Drawing:
+    """Draw the difference in speed over message size, with the band of its interval, for each side of a comparison."""
+    style, traces = STYLES["differences"], []
+    for number, side in enumerate(dict.fromkeys(item.side for item in differences)):
+        own = sorted((item for item in differences if item.side == side), key=lambda item: item.size_bytes)
+        sizes, colour = [item.size_bytes for item in own], STYLES["palette"][number % len(STYLES["palette"])]
+        edge = [*(item.high for item in own), *(item.low for item in reversed(own))]
+        traces.append(_styled(style["band"], x=[*sizes, *reversed(sizes)], y=edge, fillcolor=colour))
+        name, texts = _plotly_text(side), [f"{format_bytes(item.size_bytes)}: {item.words}" for item in own]
+        line = {"color": colour}
+        traces.append(_styled(style["line"], name=name, x=sizes, y=[i.percent for i in own], text=texts, line=line))
+    rows = [
+        (format_bytes(item.size_bytes), str(item.size_bytes), item.side, format_number(item.first_rate),
+         format_number(item.rate), item.words)
+        for item in differences
+    ]  # fmt: skip
+    layout = _styled(style["layout"], xaxis=_size_ticks([item.size_bytes for item in differences]))
+    return Drawing(id_, title, {"data": traces, "layout": layout}, [NumberTable(title, style["columns"], rows)], [])
 
 
 def _trace(name: str, run: Run, number: int) -> dict[str, Any]:

@@ -22,14 +22,14 @@ from markupsafe import Markup
 from imagebuild.bench.datapath import describe, rows_of
 from imagebuild.bench.judge import best_row as judged_row
 from imagebuild.bench.logs import open_log
-from imagebuild.bench.models import BandwidthTest, Run
+from imagebuild.bench.models import BandwidthTest, PairedComparison, Run
 from imagebuild.bench.patterns import data_of
 from imagebuild.bench.verification import CheckResult
 from imagebuild.core.console import format_size
 from imagebuild.core.errors import ConfigError, ResultError, plural
 from imagebuild.core.fields import natural_order
 from imagebuild.report import document
-from imagebuild.report.charts import Drawing, NumberTable, bar_chart, heat_map, line_chart
+from imagebuild.report.charts import Drawing, NumberTable, bar_chart, difference_chart, heat_map, line_chart
 from imagebuild.report.document import CLAIMS, NONE, SHOWN_STATES, Entry, Report, best_value, format_number, group_alike
 from imagebuild.report.sweeps import Sweep, host_label
 from imagebuild.report.text import template_of
@@ -131,12 +131,13 @@ class Page(NamedTuple):
 
     sweeps: Sequence[tuple[Sweep, Drawing, NumberTable]]
     """Each sweep with its chart and a table of its runs, the slowest first."""
+    comparisons: Sequence[Drawing]
     charts: Sequence[Drawing]
     matrices: Sequence[Drawing]
 
     @property
     def drawings(self) -> tuple[Drawing, ...]:
-        return (*(drawing for _, drawing, _ in self.sweeps), *self.charts, *self.matrices)
+        return (*(drawing for _, drawing, _ in self.sweeps), *self.comparisons, *self.charts, *self.matrices)
 
 
 def lay_out(report: Report) -> Page:
@@ -154,7 +155,19 @@ def lay_out(report: Report) -> Page:
         sweeps.append((sweep, _sweep_picture(f"sweep-{number}", sweep), numbers))
     wide = [test for test in report.tests if test.matrix and min(len(test.matrix), max(map(len, test.matrix))) > 1]
     matrices = [_matrix_picture(f"matrix-{number}", test) for number, test in enumerate(wide, 1)]
-    return Page(sweeps, list(_bandwidth_charts([item for item in runs if not item[0].sweep])), matrices)
+    alternating = {pair.source for pair in report.paired}  # their runs are in the charts of the comparisons
+    alone = [item for item in runs if not item[0].sweep and item[1].source not in alternating]
+    return Page(sweeps, list(_difference_charts(report.paired)), list(_bandwidth_charts(alone)), matrices)
+
+
+def _difference_charts(comparisons: Iterable[PairedComparison]) -> Iterator[Drawing]:
+    """Yield a chart for each collective of each comparison."""
+    number = 0
+    for pair in comparisons:
+        for collective in dict.fromkeys(item.collective for item in pair.differences):
+            own = [item for item in pair.differences if item.collective == collective]
+            number += 1
+            yield difference_chart(f"difference-{number}", f"{collective}: compared with {pair.sides[0]}", own)
 
 
 def _matrix_picture(id_: str, test: BandwidthTest) -> Drawing:

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from imagebuild.bench.models import BandwidthTest
+from imagebuild.report.document import gather_files
 from imagebuild.report.page import LogText, lay_out, plotly_js, read_logs, report_html
 from tests.page_outline import outline
 from tests.report_samples import BAD, GIB, HOSTILE, report, row, run
+from tests.unit.bench.test_paired import log_of, slower
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +106,18 @@ def test_the_end_of_a_large_log_is_kept(tmp_path: Path) -> None:
     (log,) = read_logs([path, tmp_path / "gone"], kept=1000)
     assert (log.text[:5], log.text[-5:]) == ("line\n", "last\n")
     assert log.dropped_bytes + len(log.text) == log.total_bytes == path.stat().st_size
+
+
+def test_a_comparison_is_drawn_as_a_curve_with_a_band(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(log_of(slower(1)))
+    made, _, _ = gather_files([tmp_path / "a.log"])
+    page = lay_out(made)
+    (drawing,) = page.comparisons
+    band, line = drawing.figure["data"]
+    low, high = ([getattr(item, name) for item in made.paired[0].differences] for name in ("low", "high"))
+    assert (band["x"], band["y"]) == ([1 << 20, 1 << 30, 1 << 30, 1 << 20], [*high, *reversed(low)])
+    assert [round(value) for value in line["y"]] == [-1, -1]
+    assert (line["name"], band["showlegend"]) == ("nccl=2.32.3", False)
+    assert drawing.tables[0].rows[1][:3] == ("1 GiB", str(1 << 30), "nccl=2.32.3")
+    assert page.charts == [], "the runs are in the picture of the comparison"
+    assert "compared with nccl=2.30.7" in report_html(made)
