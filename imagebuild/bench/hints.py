@@ -9,11 +9,12 @@ from typing import Any
 from imagebuild.bench.models import DataPath, Hint
 from imagebuild.bench.patterns import data_of
 from imagebuild.bench.profiles import Profile
+from imagebuild.core.advisory import Place
 
-_DATA = data_of(__file__)
-MOST: int = _DATA["most"]
+DATA = data_of(__file__)
+MOST: int = DATA["most"]
 """Number of hints with a next command."""
-_RDMA = [kind for kind in _DATA["kinds"] if kind not in ("ethernet", "tcpxo")]
+_RDMA = [kind for kind in DATA["kinds"] if kind not in ("ethernet", "tcpxo")]
 
 
 def find_hints(
@@ -31,11 +32,11 @@ def find_hints(
     `measured` and `ceiling` are bandwidths in GB/s, `speed` is the state of the claim about them. `is_host_copy`: the
     bandwidth is that of copies between a GPU and its host."""
     path = path or DataPath()
-    facts = _facts_of(path, profile, devices) | {"slow": speed == "too slow", "fast": speed == "fast enough"}
+    facts = facts_of(path, profile, devices) | {"slow": speed == "too slow", "fast": speed == "fast enough"}
     if measured is not None:
         facts |= _ratios(facts, measured, ceiling, is_host_copy)
     hints: dict[str, Hint] = {}
-    for row in _DATA["hints"]:
+    for row in DATA["hints"]:
         if row["kind"] not in hints and all(_holds(facts.get(name), value) for name, value in row["when"].items()):
             wrong = row.get("wrong", {})
             quotes = [quote for name in row["evidence"] if (quote := path.evidence.get(name))]
@@ -50,10 +51,10 @@ def find_hints(
     return (*found[:MOST], *others)
 
 
-def _facts_of(path: DataPath, profile: Profile | None, devices: Sequence[str]) -> dict[str, Any]:
+def facts_of(path: DataPath, profile: Profile | None, devices: Sequence[str]) -> dict[str, Any]:
     """Return the facts that conditions can name."""
     network, link = (profile.network, profile.links[0]) if profile else (None, None)
-    kinds = _DATA["kinds"][network.kind] if network else ()
+    kinds = DATA["kinds"][network.kind] if network else ()
     listed = len(path.ports)
     used = min(listed, path.ports_used or listed)
     local = path.ranks_per_node or 0
@@ -61,10 +62,12 @@ def _facts_of(path: DataPath, profile: Profile | None, devices: Sequence[str]) -
     wanted = min(network.count, local) if network and local else 0
     plugin = {"NCCL_NET_PLUGIN", "FI_PROVIDER"} & path.variables.keys() or (network and network.kind == "efa")
     # Boards of four of these GPUs have no switch.
-    can_reduce = any(re.search(_DATA["nvls"], name) for name in devices) and (path.ranks or 0) > 4
+    can_reduce = any(re.search(DATA["nvls"], name) for name in devices) and (path.ranks or 0) > 4
     shown = {name.partition("=")[0]: text for name, text in path.evidence.items()}
+    own = f"imagebuild job slurm --profile {profile.name} --nodes {path.nodes or 1} --test " if profile else ""
+    jobs = {name: f"{own}{name}" if own else command for name, command in DATA["jobs"].items()}
     return {
-        **shown, **dict(path), **path.variables,
+        **shown, **dict(path), **path.variables, **jobs,
         "sockets": not path.rdma and (path.network or "").startswith(("TCP", "libfabric", "Socket")),
         "staging": path.rdma and (path.staged > path.network_in_node or path.gpudirect is False),
         "why": path.gpudirect_reason or "GPUDirect RDMA is off",
@@ -77,13 +80,21 @@ def _facts_of(path: DataPath, profile: Profile | None, devices: Sequence[str]) -
         "sharp-missing": path.variables.get("NCCL_COLLNET_ENABLE") == "1" and not path.collnet and path.nodes != 1,
         "nvls-expected": path.nodes == 1 and (path.ranks or 0) > 2
         and (link.nvls if link else can_reduce),
-        "profile": profile.name if profile else "NAME", "profile-ports": network.count if network else None,
+        "profile-ports": network.count if network else None,
         "profile-rdma": bool(network and network.kind in _RDMA),
         "profile-rack": bool(profile and profile.hosts_per_domain > 1),
         "profile-nvlink": link is not None and "NVLink" in link.kind and (local or path.ranks or 0) <= link.gpus,
         "profile-host": profile.host_link.rate if profile and profile.host_link else None,
         "port-rate": path.gbit / 8 if path.gbit else network.rate if network else None,
     }  # fmt: skip
+
+
+def place_of(path: DataPath, gpu: str | None) -> Place:
+    """Return what is known about the machines, to choose advisories. `gpu` is a compute capability."""
+    crossed = path.nodes != 1
+    fabrics = [kind for kind, networks in DATA["kinds"].items() if path.network in networks] if crossed else ["none"]
+    fabrics += ["nvlink"] * bool(path.mnnvl)
+    return Place(gpus=(gpu,) if gpu else (), fabrics=tuple(fabrics))
 
 
 def _ratios(facts: Mapping[str, Any], measured: float, ceiling: float | None, is_host_copy: bool) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from imagebuild.bench.models import AlgorithmName, Collective
+from imagebuild.core.advisory import Place
 from imagebuild.core.errors import ConfigError, Mistakes, suggestion
 from imagebuild.core.fields import Arch, Form, Model, Release, YamlFile
 from imagebuild.core.yaml import load_yaml
@@ -171,6 +172,13 @@ class Profile(ProfileFile):
     def references_at(self, collective: str, ranks: int, nodes: int) -> list[MeasuredSpeed]:
         """Return the references of a collective for exactly this number of ranks and nodes."""
         return [r for r in self.references if (r.collective, r.ranks, r.nodes) == (collective, ranks, nodes)]
+
+    @property
+    def place(self) -> Place:
+        """What is known about the machines, to choose advisories."""
+        gpu, network = self.gpu.compute_capability, self.network.kind if self.network else "none"
+        nvlink = ("nvlink",) if self.hosts_per_domain > 1 else ()
+        return Place(archs=(self.node.cpu,), gpus=(gpu or "none",), fabrics=(network, *nvlink))
 
     @property
     def hosts_per_domain(self) -> int:

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from imagebuild.bench.models import Judgement, Openness, Results
+from imagebuild.core.advisory import driver_version
 from imagebuild.core.fields import AnyPlatforms, Digest, Line, Model, Revision, Sha256, TargetId, Time
 
 Outcome = Literal["passed", "failed", "skipped"]
@@ -67,6 +68,13 @@ class Surroundings(Model):
     """The environment variables of a check. Secrets are masked."""
     reports: dict[str, str] = Field(default_factory=dict)
     """Maps each recorded command, such as `nvidia-smi topo -m`, to the file with its output in the evidence folder."""
+
+    @property
+    def drivers(self) -> dict[str, str]:
+        """The versions of the drivers on the host, as far as they are known."""
+        gpu = driver_version(self.facts.get("driver", ""))
+        found = {"driver": gpu, "ofed": self.facts.get("ofed", "").replace("-", ".")}
+        return {name: version for name, version in found.items() if version}
 
 
 class VerifyResult(Model):

@@ -13,12 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
+from imagebuild.core.advisory import driver_version, known_bad, shortened
 from imagebuild.core.errors import ImagebuildError
 from imagebuild.core.fields import CPUS
 from imagebuild.core.run import ARCHITECTURES, INSTALL_COSIGN, RunProgram, run_program, syft_program
 from imagebuild.oci import engine
 from imagebuild.oci.engine import BUILDX_MIN, Endpoint
 
+PROGRAMS = {"nvidia-container-toolkit": ("nvidia-ctk", "--version"), "enroot": ("enroot", "version")}
+"""Maps components with advisories to the commands that print their versions."""
+DRIVER = Path("/proc/driver/nvidia/version")
 ENGINE_FIX = "as root: imagebuild engine up"
 APT_FIX = "as root: apt-get install"
 
@@ -95,7 +101,27 @@ def _examine_engine(environ: Mapping[str, str], run: RunProgram) -> Iterator[Doc
     devices = [path for folder in info.get("CDISpecDirs") or () for path in Path(folder).glob("*nvidia*")]
     has_gpus = bool(devices) or "nvidia" in (info.get("Runtimes") or {})
     detail = "NVIDIA devices through CDI or nvidia runtime" if has_gpus else "none; GPU checks will be skipped"
+    yield from _examine_versions(builder, run)
     yield _found("GPU runtime", has_gpus or None, detail, "on a machine with GPUs: install nvidia-container-toolkit")
+
+
+def _examine_versions(builder: str, run: RunProgram) -> Iterator[DoctorFinding]:
+    """Yield a finding for each program and driver whose version has known faults. `builder`: description by buildx."""
+    buildkit = re.search(r"BuildKit version: *v?(\S+)", builder)
+    # A build of a distribution may not know its version.
+    versions = {"buildkit": buildkit[1] if buildkit and not buildkit[1].startswith("0.0.0") else ""}
+    with suppress(OSError):
+        versions["driver"] = driver_version(DRIVER.read_text(encoding="utf-8"))
+    for name, command in PROGRAMS.items():
+        with suppress(ImagebuildError):
+            printed = re.search(r"\d+\.\d[\w.~-]*", run(*command, timeout=20))
+            versions[name] = printed[0] if printed else ""
+    for name, version in versions.items():
+        faults = [*known_bad({name: version})]
+        if faults:
+            newest = max((advisory.fixed for advisory in faults), key=Version)
+            detail = f"{version} has known faults: {shortened(faults)}"
+            yield DoctorFinding(name, None, detail, f"update it to {newest} or later")
 
 
 def _examine_disk(endpoint: Endpoint, info: Mapping[str, Any]) -> DoctorFinding:

@@ -23,6 +23,8 @@ def lock(
     targets = select_targets(workspace.plan, select)
     chosen = options.parse_platforms(platforms)
     file = LockFile(workspace.project, workspace.renderer, targets, platforms=chosen)
+    if not show and not date:
+        options.name_advisories(targets)
     if show:
         out.print(file.shown(show), end="")
     elif date:
@@ -40,7 +42,7 @@ def lock(
 def bump(project: options.ProjectFiles, names: tuple[str, ...], write: bool, ca: Path | None) -> None:
     from difflib import unified_diff
 
-    from imagebuild.core.console import out, print_table
+    from imagebuild.core.console import err, out, print_table
     from imagebuild.core.files import read_text, refuse_links, write_text
     from imagebuild.lock.bump import bump_pins, edited
     from imagebuild.lock.resolve import LockFile, network_upstream
@@ -50,6 +52,8 @@ def bump(project: options.ProjectFiles, names: tuple[str, ...], write: bool, ca:
     result = bump_pins(file, network_upstream(ca), names)
     if result.kept:
         print_table(("pin", "version", "stays, because"), result.kept)
+    for fault in result.faults:
+        err.print(fault)
     if not result.changes:
         out.print("no newer version")
         return

@@ -455,6 +455,20 @@ def check_output(name: str | Path | None) -> None:
         check_writable(Path(name))
 
 
+def name_advisories(targets: Iterable[Target], *, whole: bool = False) -> None:
+    """Print the advisories about versions in the targets. Unless `whole`, print only names, and leave out packages of
+    distributions."""
+    from imagebuild.core.console import err
+    from imagebuild.project.plan import known_faults
+
+    faults = known_faults(targets, chosen=not whole)
+    for advisory, ids in faults if whole else ():
+        err.print(f"{ids[0]}{f' and {len(ids) - 1} more' if len(ids) > 1 else ''}: {advisory}")
+    if faults and not whole:
+        names = ", ".join(advisory.name for advisory, _ in faults)
+        err.print(f"known faults of these versions: {names}; `imagebuild plan --why` explains them")
+
+
 def print_or_write(text: str, output: str | None) -> None:
     """Print a text, or write it unchanged to the file of --output. In a terminal, invisible characters are replaced.
     Raises ConfigError if the file cannot be written."""

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from imagebuild.cli import options
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
-    from imagebuild.core.advisory import Advisory
     from imagebuild.project.plan import Target
 
 SECRET_MOUNT = re.compile(r"--mount=type=secret,\S+ *(\\\n *)?")
@@ -60,7 +59,8 @@ def plan(
 ) -> None:  # fmt: skip
     from imagebuild.project.plan import restricted_components, select_excluded, select_one, select_targets
 
-    write_osv(osv_file)
+    if write_osv(osv_file):
+        return
     changes = edits.parse(registry)
     names = [explained] if explained else select
     workspace = project.open(changes, select=names if edits else None)
@@ -72,7 +72,7 @@ def plan(
         print_table(("value of the target", "is", "because of"), rows, whole=["because of"])
         return
     targets = select_targets(workspace.plan, select)
-    name_advisories(targets, waive, whole=why)
+    check_advisories(targets, waive, whole=why)
     workspace = workspace.locked(targets, wanted=lock)
     excluded = select_excluded(workspace.plan, select)
     restricted = restricted_components(workspace.plan, targets)
@@ -121,40 +121,32 @@ def plan(
     options.print_result(json_file, whole, show)
 
 
-def write_osv(file: str | None) -> None:
-    """Write all advisories to a file, in the format of OSV. None: write nothing."""
+def write_osv(file: str | None) -> bool:
+    """Write all advisories to a file, in the format of OSV. None: write nothing. Return whether they were printed."""
     from imagebuild.core.advisory import advisories, osv
 
     if file:
         options.print_or_write(json.dumps([osv(each) for each in advisories()], indent=1) + "\n", file)
+    return file == options.STDOUT
 
 
-def name_advisories(targets: Sequence[Target], waived: Sequence[str], *, whole: bool) -> None:
-    """Print the advisories about versions in the targets. Unless `whole`, print only names, and leave out packages of
-    distributions, whose versions nobody can choose. `waived` contains texts `ID=REASON`.
+def check_advisories(targets: Sequence[Target], waived: Sequence[str], *, whole: bool = False) -> None:
+    """Print the advisories about versions in the targets. `waived` contains texts `ID=REASON`.
 
     Raises ConfigError for an advisory that refuses a version, unless it is waived."""
-    from imagebuild.core.advisory import advisories, is_packaged, known_bad
-    from imagebuild.core.console import err
+    from imagebuild.core.advisory import advisories
+    from imagebuild.project.plan import known_faults
 
     reasons = {text.partition("=")[0]: text.partition("=")[2].strip() for text in waived}
     known = {advisory.id for advisory in advisories()}
     for name, reason in reasons.items():
         if name not in known or not reason:
-            problem = "write the reason as ID=REASON" if name in known else "unknown advisory"
+            problem = "write the reason as ID=REASON" if name in known else f"unknown advisory{suggestion(name, known)}"
             raise ConfigError(f"--waive {name}: {problem}")
-    found: dict[str, tuple[Advisory, list[str]]] = {}
-    for target in targets:
-        versions = {name: text for name, text in target.components.items() if whole or not is_packaged(text)}
-        for advisory in known_bad(versions, [p.partition("/")[2] for p in target.platforms]):
-            found.setdefault(advisory.id, (advisory, []))[1].append(target.id)
-    for advisory, ids in found.values():
-        if advisory.severity == "refuse" and advisory.id not in reasons:
+    for advisory, ids in known_faults(targets):
+        if advisory.severity == "refuse" and not advisory.only_if and advisory.id not in reasons:
             raise ConfigError(f"{ids[0]}: {advisory}; or add --waive '{advisory.id}=REASON'")
-    if found and not whole:
-        err.print(f"known faults of these versions: {', '.join(found)}; `imagebuild plan --why` explains them")
-    for advisory, ids in found.values() if whole else ():
-        err.print(f"{ids[0]}{f' and {len(ids) - 1} more' if len(ids) > 1 else ''}: {advisory}")
+    options.name_advisories(targets, whole=whole)
 
 
 @options.command()

@@ -12,6 +12,7 @@ from imagebuild.cli import options
 from imagebuild.core.errors import CommandError, ConfigError, NothingSelected
 
 if TYPE_CHECKING:
+    from imagebuild.bench.profiles import Profile
     from imagebuild.bench.verification import CheckResult, VerifyResult
     from imagebuild.project.plan import Plan
 
@@ -73,7 +74,7 @@ def verify(
         Launch(nodes=nodes, gpus=gpus, domains=domains), accepted_kinds(allow),
     )  # fmt: skip
     result = verify_image(workspace.project, workspace.plan, request)
-    name_known_faults(result, workspace.plan)
+    name_known_faults(result, workspace.plan, hardware)
     keep_log(result, workspace.plan, folder)
     options.print_result(json_file, result, lambda: _print_results(result))
     if any(check.outcome == "failed" for check in result.checks):
@@ -87,15 +88,20 @@ def verify(
         raise NothingSelected(f"no check ran{reason}")
 
 
-def name_known_faults(result: VerifyResult, plan: Plan) -> None:
-    """Print the advisories about the versions in an image of the plan."""
-    from imagebuild.core.advisory import known_bad
+def name_known_faults(result: VerifyResult, plan: Plan, hardware: Profile | None) -> None:
+    """Print the advisories about an image of the plan, and about the drivers of the node."""
+    from dataclasses import replace
+
+    from imagebuild.core.advisory import Place, known_bad
     from imagebuild.core.console import err
 
-    arch = (result.platform or "").partition("/")[2]
-    for target in plan.targets:
-        for advisory in known_bad(target.components, [arch] if arch else ()) if target.id == result.target else ():
-            err.print(f"known fault of {target.id}: {advisory}")
+    target = next((target for target in plan.targets if target.id == result.target), None)
+    place = hardware.place if hardware else target.place if target else Place()
+    if arch := (result.platform or "").partition("/")[2]:
+        place = replace(place, archs=(arch,))
+    versions = {**(target.components if target else {}), **(result.surroundings.drivers if result.surroundings else {})}
+    for advisory in known_bad(versions, place):
+        err.print(f"known fault of {target.id if target else result.image}: {advisory}")
 
 
 def keep_log(result: VerifyResult, plan: Plan, folder: Path) -> None:

@@ -4,29 +4,50 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
+from pydantic import BeforeValidator
 
 from imagebuild.core.fields import Arch, Model, satisfies
+
+Several = Annotated[tuple[str, ...], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
 
 def _read(name: str) -> Any:
     return yaml.safe_load((Path(__file__).with_name("advisories") / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
-COMPONENTS: Mapping[str, list[str]] = _read("components")
-"""Maps each component of the advisories to the components of images and the roles of libraries that contain it."""
+COMPONENTS: Mapping[str, Mapping[str, str]] = _read("components")
+"""Maps each component of the advisories to where it is: components of images, roles of libraries, and programs and
+drivers of nodes. The value says how the component was built there; empty if that is not known."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is known about the place in which a version is used. Each empty field is not known."""
+
+    archs: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    """Compute capabilities, such as `9.0`."""
+    fabrics: tuple[str, ...] = ()
+    """Kinds of networks, as in profiles, and `nvlink` if NVLink joins nodes."""
+    gcc: tuple[str, ...] = ()
+    """Version of GCC, or the name of another compiler."""
+    build: str = ""
+    """How the component was built: `wheel`, `package` (of its authors), `source` or `distribution`."""
 
 
 class Advisory(Model):
     """A version range of a component that is known to be bad."""
 
     id: str
-    affected: str
-    """Version specifier, such as `>=2.26.2,<2.27.3`. Without a lower limit, the first bad version is not known."""
+    affected: Several
+    """Version specifiers, such as `>=2.26.2,<2.27.3`, of which one must fit. Without a lower limit, the first bad
+    version is not known."""
     seen: str
     """A version that is affected."""
     fixed: str
@@ -35,33 +56,63 @@ class Advisory(Model):
     workaround: str = ""
     arch: Arch | None = None
     """The only affected architecture; None if all are affected."""
-    build: Literal["upstream"] | None = None
-    """`upstream`: packages of distributions, which get fixes without a new version, are not affected."""
+    gpu: Several = ()
+    """Specifiers of the affected compute capabilities."""
+    fabric: Several = ()
+    """The affected networks."""
+    gcc: Several = ()
+    """Specifiers of the versions of GCC whose results are affected."""
+    build: Several = ()
+    """The affected builds. `upstream`: all but packages of distributions, which get fixes without a new version."""
     severity: Literal["warn", "refuse"] = "warn"
     source: str
     date: str
     """When the source was published."""
     component: str = ""
+    only_if: str = ""
+    """Conditions that the place may fulfil; empty if the advisory applies."""
 
-    def applies(self, version: str, archs: Iterable[str] = ()) -> bool:
-        """Return whether a version is affected on one of the architectures; default: on any architecture."""
+    def at(self, version: str, place: Place = Place()) -> Advisory | None:
+        """Return the advisory, with the conditions that are not known to hold; None if it does not apply."""
         match = re.match(r"(?:\d+:)?v?(\d+(?:\.\d+)*)", version)
-        known = [*archs]
-        return bool(
-            match
-            and satisfies(match[1], self.affected)
-            and not (self.build and is_packaged(version))
-            and (not self.arch or not known or self.arch in known)
-        )
+        if not match or not any(satisfies(match[1], each) for each in self.affected):
+            return None
+        build = "distribution" if is_packaged(version) else place.build
+        builds = (build, "upstream") if build and build != "distribution" else (build,) if build else ()
+        conditions = {
+            f"the CPUs are {self.arch}": ((self.arch or "",), place.archs),
+            f"the compute capability is {' or '.join(self.gpu)}": (self.gpu, place.gpus),
+            f"the network is {' or '.join(self.fabric)}": (self.fabric, place.fabrics),
+            f"GCC {' or '.join(self.gcc)} compiled it": (self.gcc, place.gcc),
+            f"it was built as {' or '.join(self.build)}": (self.build, builds),
+        }
+        unknown = []
+        for words, (wanted, known) in conditions.items():
+            if any(wanted) and not known:
+                unknown.append(words)
+            elif any(wanted) and not any(satisfies(value, each) for value in known for each in wanted):
+                return None
+        return self.model_copy(update={"only_if": " and ".join(unknown)})
+
+    @property
+    def name(self) -> str:
+        """The id, with the conditions that are not known to hold."""
+        return f"{self.id} (if {self.only_if})" if self.only_if else self.id
 
     def __str__(self) -> str:
         advice = f"; or {self.workaround}" if self.workaround else ""
-        return f"{self.id}: {self.summary}; use {self.component} {self.fixed} or later{advice} ({self.source})"
+        return f"{self.name}: {self.summary}; use {self.component} {self.fixed} or later{advice} ({self.source})"
 
 
 def is_packaged(version: str) -> bool:
     """Return whether a version is that of a distribution's package, such as `5.0.7-1`."""
     return bool(re.search(r"-\d|\+|ubuntu|deb", version))
+
+
+def driver_version(text: str) -> str:
+    """Return the version in the line of `/proc/driver/nvidia/version`; empty if there is none."""
+    match = re.search(r"  (\d+\.\d[\d.]*)(?: |$)", text, re.MULTILINE)
+    return match[1] if match else ""
 
 
 @cache
@@ -70,19 +121,33 @@ def advisories() -> tuple[Advisory, ...]:
     return tuple(Advisory(**row, component=name) for name in COMPONENTS for row in _read(name))
 
 
-def known_bad(versions: Mapping[str, str | None], archs: Iterable[str] = ()) -> Iterator[Advisory]:
-    """Yield the advisories for components of an image, or for libraries by their role. A version may be None."""
-    listed = [*archs]
+def known_bad(versions: Mapping[str, str | None], place: Place = Place()) -> Iterator[Advisory]:
+    """Yield the advisories for components of an image, libraries by their role, or drivers. A version may be None."""
     for advisory in advisories():
-        found = (versions.get(name) for name in COMPONENTS[advisory.component])
-        if any(version and advisory.applies(version, listed) for version in found):
-            yield advisory
+        builds = {name: build for name, build in COMPONENTS[advisory.component].items() if versions.get(name)}
+        found = [
+            advisory.at(versions[name] or "", replace(place, build=place.build or builds[name])) for name in builds
+        ]
+        if certain := sorted(filter(None, found), key=lambda each: each.only_if):
+            yield certain[0]
+
+
+def shortened(found: Iterable[Advisory], most: int = 3) -> str:
+    """Return the names of the newest advisories and the number of the others; empty if there are none. Advisories with
+    conditions come last."""
+    names = [advisory.name for advisory in sorted(found, key=lambda each: not each.only_if)]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(reversed(names[-most:])) + more
 
 
 def osv(advisory: Advisory) -> dict[str, Any]:
     """Return an advisory in the format of OSV (ossf.github.io/osv-schema)."""
-    lower = re.search(r"[>=]=([\d.]+)", advisory.affected)
-    events = [{"introduced": lower[1] if lower else "0"}, {"fixed": advisory.fixed}]
+    limits = [re.search(r"[>=]=([\d.]+)", text) for text in advisory.affected]
+    ends = [re.search(r"<([\d.]+)", text) for text in advisory.affected]
+    events = [
+        [{"introduced": limit[1] if limit else "0"}, {"fixed": end[1] if end else advisory.fixed}]
+        for limit, end in zip(limits, ends, strict=True)
+    ]
     return {
         "schema_version": "1.6.0",
         "id": f"IMAGEBUILD-{advisory.id}",
@@ -93,10 +158,10 @@ def osv(advisory: Advisory) -> dict[str, Any]:
         "affected": [
             {
                 "package": {"ecosystem": "imagebuild", "name": advisory.component},
-                "ranges": [{"type": "ECOSYSTEM", "events": events}],
+                "ranges": [{"type": "ECOSYSTEM", "events": each} for each in events],
                 "versions": [advisory.seen],
             }
         ],
         "references": [{"type": "WEB", "url": advisory.source}],
-        "database_specific": {"arch": advisory.arch, "severity": advisory.severity},
+        "database_specific": advisory.model_dump(include={"arch", "build", "fabric", "gcc", "gpu", "severity"}),
     }

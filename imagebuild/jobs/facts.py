@@ -421,12 +421,19 @@ class Cluster(FactLayer):
 
 
 class JobTest(Model):
-    """The collectives and message sizes that a job measures; a file in `jobs/tests/`."""
+    """What a job measures: collectives with their message sizes, or what each node does alone; a file in
+    `jobs/tests/`."""
 
     title: str
-    collectives: Annotated[tuple[Collective, ...], Field(min_length=1)]
-    min_bytes: Bytes
-    max_bytes: Bytes
+    collectives: tuple[Collective, ...] = ()
+    command: str = ""
+    """Script that bash runs on each node, instead of collectives. The test fails if the script fails."""
+    expect: Text = ""
+    """Regular expression of a line that the script must print on each node."""
+    component: Label = "nccl-tests"
+    """Component of the image that contains the program."""
+    min_bytes: Bytes = "8"
+    max_bytes: Bytes = "16G"
     factor: Text = "2"
     iterations: Text | None = None
     warmup: Text | None = None
@@ -436,6 +443,12 @@ class JobTest(Model):
     """If true, every pair of nodes is measured separately. In each round, every node is in one pair."""
     minutes: Annotated[int, Field(gt=0)] = 20
     """Time limit in minutes for the test, or for each round if pairs are measured."""
+
+    @model_validator(mode="after")
+    def _measures_one_thing(self) -> Self:
+        if bool(self.collectives) == bool(self.command):
+            raise ValueError("needs either `collectives` or a `command`")
+        return self
 
 
 class NodeFacts(FactLayer):

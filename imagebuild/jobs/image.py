@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from imagebuild.bench.profiles import Profile
@@ -42,8 +42,8 @@ class JobImage:
     """Oldest NVIDIA driver with which the image runs. None if this driver is not known."""
     is_planned: bool = False
     """True if the image comes from `imagebuild plan`, so the image may not have been built."""
-    components: tuple[str, ...] = ()
-    """Components that the image is known to contain."""
+    components: Mapping[str, str] = field(default_factory=dict)
+    """Maps the components that the image is known to contain to their versions."""
 
 
 def resolve_image(request: JobRequest, profile: Profile, facts: JobFacts, size: Size, offer: Offer) -> JobImage:
@@ -110,10 +110,13 @@ def _image_to_pull(request: JobRequest, profile: Profile, facts: JobFacts, size:
         remedy += " with --catalog FILE, or name an image with --image"
         problem = "the name contains no registry, so nodes cannot pull the image"
         raise ConfigError(f"{image.reference}: {problem}; {remedy}")
-    if image.components and BENCHMARKS not in image.components and "programs" not in size.parameters:
-        remedy = "add nccl-tests to the image, or set the folder of the programs with --param programs=FOLDER"
-        raise ConfigError(f"--image {image.reference}: does not contain nccl-tests, according to the plan; {remedy}")
-    return replace(image, nccl=request.nccl or image.nccl, components=(*image.components, *request.components))
+    needed = size.test.component
+    if image.components and needed not in image.components and "programs" not in size.parameters:
+        remedy = f"add {needed} to the image, or set the folder of the programs with --param programs=FOLDER"
+        raise ConfigError(f"--image {image.reference}: does not contain {needed}, according to the plan; {remedy}")
+    return replace(
+        image, nccl=request.nccl or image.nccl, components={**dict.fromkeys(request.components, ""), **image.components}
+    )
 
 
 def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stack]]) -> JobImage:
@@ -204,13 +207,14 @@ def rank_images(
 
 def newest_image(offer: Offer, stacks: Mapping[str, YamlFile[Stack]], profile: Profile, size: Size) -> JobImage:
     """Return the first image of the ranking that meets all requirements. Raises ConfigError if no image does."""
-    ranking = rank_images(offer, stacks, profile, size)
+    program = size.test.component
+    ranking = rank_images(offer, stacks, profile, size, program)
     fitting = next((ranked.image for ranked in ranking if not ranked.lacks), None)
     if fitting:
         return fitting
-    if {ranked.lacks for ranked in ranking} <= {BENCHMARKS}:
+    if {ranked.lacks for ranked in ranking} <= {program}:
         remedy = "add it to the components of an image, or name one with --image"
-        raise ConfigError(f"no {offer.noun} contains {BENCHMARKS}; {remedy}")
+        raise ConfigError(f"no {offer.noun} contains {program}; {remedy}")
     raise ConfigError(f"{nothing_fits(ranking, offer, stacks, size)}name an image with --image")
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from imagebuild.bench.ceilings import NotComparable, class_ceilings, rank_layout
 from imagebuild.bench.judge import floor_of
 from imagebuild.bench.profiles import Profile
+from imagebuild.core.advisory import COMPONENTS, known_bad, shortened
 from imagebuild.core.errors import ConfigError
 from imagebuild.jobs.compare import comparison_of, parse_sides
 from imagebuild.jobs.environment import Environment, lint, resolve_environment
@@ -55,7 +56,11 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
         comparison = comparison_of(sides, libraries=request.libraries, blocks=request.blocks, seed=request.seed)
     least = {} if sides else _least_bandwidths(profile, size, comparable=comparable)
     workers = resolve_workers(request, profile, size, environment.placeholders)
-    messages = (*lint(environment.variables, facts.nccl_variables), *_notes(request, facts, size, image, environment))
+    messages = (
+        *lint(environment.variables, facts.nccl_variables),
+        *_notes(request, facts, size, image, environment),
+        *_known_faults(profile, size, image),
+    )
     return Job(request, profile, size, image, environment, comparable, least, workers, messages, comparison)
 
 
@@ -68,8 +73,8 @@ def _least_bandwidths(profile: Profile, size: Size, *, comparable: bool) -> Mapp
     """Return for each collective the bus bandwidth in GB/s that the best message size must reach, and the reason.
     The bandwidth is the value of `--param min-bw`, or else comes from the profile."""
     value, collectives = size.parameters.get("min-bw"), size.test.collectives
-    if value and len(collectives) > 1:
-        problem = "the collectives of this test reach different rates; choose a test with one collective"
+    if value and len(collectives) != 1:
+        problem = "this test has no single bus bandwidth; choose a test with one collective"
         raise ConfigError(f"--param min-bw: {problem}")
     if value:
         return {collectives[0]: (value, "GB/s, by --param min-bw")}
@@ -88,6 +93,19 @@ def _least_bandwidths(profile: Profile, size: Size, *, comparable: bool) -> Mapp
         elif floor := floor_of(profile, layout, class_ceilings(collective, size.run_ranks, layout)):
             least[collective] = f"{floor.value:.1f}", f"GB/s: {floor.what}"
     return least
+
+
+def _known_faults(profile: Profile, size: Size, image: JobImage) -> Iterator[str]:
+    """Yield a note about each component with advisories that apply to the machines of the job."""
+    nvlink = ("nvlink",) if size.mnnvl and size.nodes > 1 else ()
+    fabrics = size.fabric.measures if size.run_nodes > 1 else ("none",)
+    place = replace(profile.place, fabrics=(*fabrics, *nvlink))
+    own = {name: version for name, version in image.components.items() if name not in COMPONENTS["nccl"]}
+    nccl = next((name for name in image.components if name in COMPONENTS["nccl"]), "NCCL")
+    driver = size.parameters.get("driver") or size.cluster.driver
+    for name, version in {nccl: image.nccl, "driver": driver, **own}.items():
+        if faults := shortened(known_bad({name: version}, place)):
+            yield f"note: known faults of {name} {version}: {faults}; `imagebuild plan --osv -` explains them"
 
 
 def _notes(request: JobRequest, facts: JobFacts, size: Size, image: JobImage, environment: Environment) -> list[str]:

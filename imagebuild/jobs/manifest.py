@@ -44,6 +44,8 @@ def report_options(job: Job) -> list[str]:
         ["--profile", job.profile.name] if by_profile else ["--min-bw", least] if least and not job.comparison else []
     )
     profile += ["--profiles", job.request.profiles] if by_profile and job.request.profiles else []
+    if job.size.test.command:
+        return ["--profile", job.profile.name]
     return [*profile, "--ranks", str(job.size.run_ranks), "--nodes", str(job.size.run_nodes)]
 
 

@@ -98,7 +98,8 @@ class OfferedImage:
     """Name of the image in the matrix."""
     axes: Mapping[str, str]
     arches: tuple[Arch, ...]
-    components: tuple[str, ...]
+    components: Mapping[str, str]
+    """Maps each component to its version."""
     nccl: str
     """Version of NCCL. Empty if the version is not known."""
     reference: str
@@ -139,7 +140,7 @@ def planned_offer(plan: PlanFile, registry: str | None = None) -> Offer:
             names = [f"{registry}/{n.removeprefix(planned)}" if n.startswith(planned) else n for n in names]
         roles = {name: (name, *plan.provides.get(name, ())) for name in target.components}
         nccl = next((version for name, version in target.components.items() if "nccl" in roles[name]), "")
-        about = target.id, target.image, target.axes, _arches(target.platforms), tuple(target.components), nccl
+        about = target.id, target.image, target.axes, _arches(target.platforms), target.components, nccl
         images.append(OfferedImage(*about, reference=names[0], aliases=tuple(names[1:])))
     places = {(image.image, image.axes.get("os", "")): place for place, image in enumerate(images)}
     return Offer(tuple(images), places, gpu_architectures=plan.gpu_architectures)
@@ -155,7 +156,7 @@ def published_offer(catalog: CatalogFile, planned: Offer) -> Offer:
         tags = (*image.tags, *image.aliases)
         arches = _arches([platform.platform for platform in image.platforms])
         id_, nccl = image.target or next(iter(tags), image.digest), image.stack.get("nccl", "")
-        about = id_, image.image, image.axes, arches, tuple(image.versions), nccl, f"{image.repository}@{image.digest}"
+        about = id_, image.image, image.axes, arches, image.versions, nccl, f"{image.repository}@{image.digest}"
         aliases, unverified = (f"{image.repository}:{tag}" for tag in tags), set(ARCHS).difference(_arches(passed))
         images.append(OfferedImage(*about, aliases=tuple(aliases), unverified=frozenset(unverified)))
     architectures = catalog.gpu_architectures or planned.gpu_architectures

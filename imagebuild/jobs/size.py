@@ -115,7 +115,7 @@ class Size:
     rounds: int
     """Number of sequential measurements that share the time limit."""
     ranks: int
-    """Number of ranks: one for each GPU."""
+    """Number of ranks: one for each GPU, or one for each node if the test is a command."""
     run_nodes: int
     """Number of nodes that take part in one measurement."""
     run_ranks: int
@@ -149,11 +149,12 @@ def resolve_size(request: JobRequest, profile: Profile, facts: JobFacts) -> Size
     if minutes * 2 < rounds:
         problem = f"too few for {rounds} rounds of measurements; use {-(-rounds // 2)} or more"
         raise ConfigError(f"--param minutes={minutes}: {problem}")
-    run_nodes = 2 if test.pairs else nodes
+    run_nodes = 2 if test.pairs else 1 if test.command else nodes
     gpus = request.gpus or profile.node.gpus
     if gpus > profile.node.gpus:
         raise ConfigError(f"--gpus {gpus}: a node of {profile.name} has {profile.node.gpus}; use that number or fewer")
 
+    each = 1 if test.command else gpus
     implied = ["multirack"] if racks > 1 and "multirack" in facts.features else []
     names = sorted({*request.features, *implied})
     features = {name: find_facts(facts.features, "feature", name) for name in names}
@@ -161,7 +162,7 @@ def resolve_size(request: JobRequest, profile: Profile, facts: JobFacts) -> Size
         scheduler=scheduler, container=container, parameters=parameters, variables=variables, fabric=fabric,
         cluster=cluster, site=site, gpu=gpu, node=node, mnnvl=profile.hosts_per_domain > 1, gpus=gpus, nodes=nodes,
         racks=racks, nodes_per_rack=nodes // racks, test=test.model_copy(update={"minutes": minutes}), rounds=rounds,
-        ranks=nodes * gpus, run_nodes=run_nodes, run_ranks=run_nodes * gpus, features=features,
+        ranks=nodes * each, run_nodes=run_nodes, run_ranks=run_nodes * each, features=features,
         plugin=_plugin(parameters.get("plugin"), site.plugin or fabric.plugin, features),
     )  # fmt: skip
 
@@ -236,7 +237,7 @@ def _nodes_and_racks(request: JobRequest, profile: Profile, rack_nodes: int) -> 
 
 
 def _rounds(request: JobRequest, test: JobTest, nodes: int) -> int:
-    if request.compare and test.pairs:
+    if request.compare and (test.pairs or test.command):
         raise ConfigError(
             f"--compare: the test {request.test} cannot be repeated in turn; choose another one with --test"
         )

@@ -14,6 +14,7 @@ import yaml
 from packaging.version import InvalidVersion, Version
 
 from imagebuild.core import files
+from imagebuild.core.advisory import known_bad
 from imagebuild.core.errors import ConfigError, ImagebuildError, suggestion
 from imagebuild.core.fields import YamlFile
 from imagebuild.core.http import Advance
@@ -45,6 +46,8 @@ class BumpResult:
     changes: dict[Row, str] = field(default_factory=dict)
     kept: list[tuple[str, str, str]] = field(default_factory=list)
     """The name and version of each pin that keeps its version, and the reason."""
+    faults: list[str] = field(default_factory=list)
+    """The advisories that each change fixes, and those about the new version."""
 
 
 def inquiries(project: Project, recipes: Iterable[Recipe]) -> dict[Row, set[Question]]:
@@ -147,8 +150,22 @@ def bump_pins(lock: LockFile, upstream: Upstream, names: Collection[str]) -> Bum
                 result.kept.append((name, current, f"{version} exists, but cannot be used: {error}"))
             else:
                 result.changes[name, i] = version
+                used = {part.name for r in lock.recipes for part in r.parts.values() if part.pin == pins[name][i]}
+                result.faults += _faults_of_change(name, used, current, version)
                 break
     return result
+
+
+def _faults_of_change(name: str, used: Collection[str], current: str, version: str) -> Iterator[str]:
+    """Yield a sentence for each advisory about the old or the new version of a pin. `used`: components with the pin."""
+    before, after = (
+        {advisory.id: advisory for advisory in known_bad(dict.fromkeys(used, each))} for each in (current, version)
+    )
+    for advisory in after.values():
+        yield f"known fault of {name} {version}: {advisory}"
+    for id_, advisory in before.items():
+        if id_ not in after:
+            yield f"{name} {version} fixes {advisory.name}: {advisory.summary}"
 
 
 Answer = Mapping[str, Collection[str]] | ImagebuildError
@@ -190,10 +207,13 @@ def _versions(answers: Mapping[Key, Answer], listing: Source, template: str) -> 
 
 
 def check_versions(project: Project, changes: Changes) -> None:
-    """Raise ConfigError if the matrix is not valid with the new versions of pins."""
+    """Raise ConfigError if the matrix is not valid with the new versions of pins, or if an advisory refuses one."""
     matrix = project.matrix.model
     versions = dict(matrix.versions)
     for (name, i), version in changes.items():
+        for advisory in known_bad({name: version}):
+            if advisory.severity == "refuse" and not advisory.only_if:
+                raise ConfigError(str(advisory))
         rows = versions[name]
         versions[name] = (*rows[:i], rows[i].model_copy(update={"version": version}), *rows[i + 1 :])
     document = replace(project.matrix, model=matrix.model_copy(update={"versions": versions}))

@@ -11,6 +11,7 @@ from typing import get_args
 
 from pydantic import Field
 
+from imagebuild.core.advisory import Advisory, Place, is_packaged, known_bad
 from imagebuild.core.errors import ConfigError, Mistakes, NothingSelected, nearest, suggestion
 from imagebuild.core.fields import REPOSITORY, TAG, Model, Name, Platform, axis_facts, major, matches, minor
 from imagebuild.project.component import Variant
@@ -62,6 +63,23 @@ class Target(Model):
     def bake_name(self) -> str:
         """The id as the name of a bake target, which cannot contain dots."""
         return self.id.replace(".", "_")
+
+    @property
+    def place(self) -> Place:
+        """What is known about the machines on which the target runs: architectures and compute capability."""
+        gpus = [f"{value[:-1]}.{value[-1:]}" for axis, value in self.axes.items() if axis == "gpu"]
+        return Place(archs=tuple(platform.partition("/")[2] for platform in self.platforms), gpus=tuple(gpus))
+
+
+def known_faults(targets: Iterable[Target], *, chosen: bool = False) -> list[tuple[Advisory, list[str]]]:
+    """Return the advisories about versions in targets, each with the ids of these targets.
+    `chosen`: leave out packages of distributions, whose versions nobody can choose."""
+    found: dict[str, tuple[Advisory, list[str]]] = {}
+    for target in targets:
+        versions = {name: text for name, text in target.components.items() if not (chosen and is_packaged(text))}
+        for advisory in known_bad(versions, target.place):
+            found.setdefault(advisory.name, (advisory, []))[1].append(target.id)
+    return [*found.values()]
 
 
 class Excluded(Model):

@@ -17,7 +17,7 @@ from pydantic import model_validator
 
 from imagebuild import __version__
 from imagebuild.bench.datapath import describe
-from imagebuild.bench.hints import find_hints
+from imagebuild.bench.hints import find_hints, place_of
 from imagebuild.bench.judge import best_row, judge_results
 from imagebuild.bench.logs import open_log
 from imagebuild.bench.models import (
@@ -36,7 +36,7 @@ from imagebuild.bench.models import (
 from imagebuild.bench.paired import judge_sides
 from imagebuild.bench.read import read_files
 from imagebuild.bench.verification import SPEED, VerifyResult
-from imagebuild.core.advisory import known_bad
+from imagebuild.core.advisory import Place, known_bad, shortened
 from imagebuild.core.console import visible
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model
@@ -53,8 +53,6 @@ were not requested, or the user accepted them with `--allow`. `open`: the output
 
 CLAIMS: tuple[ClaimKind, ...] = get_args(ClaimKind)
 SHOWN_STATES: tuple[State, ...] = ("passed", "failed", "open", "skipped")
-_FAULTS = 3
-"""Maximum number of known faults of a version that are named."""
 NONE = "\u2013"
 """The text for an unknown or absent value."""
 
@@ -117,6 +115,8 @@ class ReportOrigin(Model):
     files: tuple[str, ...]
     """Files and folders, as named on the command line."""
     profile: str | None = None
+    gpu: str | None = None
+    """Compute capability of the GPUs of the profile."""
     baseline: str | None = None
     """The earlier report that the results were compared with."""
     allowed: tuple[Openness, ...] = ()
@@ -178,12 +178,18 @@ class Report(Results):
         """What carried the data, causes of low speed, and other facts about results that did not fail, such as a
         warning of NCCL, each with its results."""
         noted: defaultdict[str, list[str]] = defaultdict(list)
+        gpus = (self.about.gpu,) if self.about.gpu else ()
         for name, path in self.paths:
             noted[f"data path: {describe(path)}"].append(name)
-            if faults := [advisory.id for advisory in known_bad({"nccl": path.version})]:
-                more = f" and {len(faults) - _FAULTS} more" if len(faults) > _FAULTS else ""
-                last = ", ".join(reversed(faults[-_FAULTS:]))
-                noted[f"known faults of NCCL {path.version}: {last}{more}"].append(name)
+            plugins = {path.plugin: path.plugin_version} if path.plugin else {}
+            for software, version in ({"NCCL": path.version} | plugins).items():
+                if faults := shortened(known_bad({software: version}, place_of(path, self.about.gpu))):
+                    noted[f"known faults of {software} {version}: {faults}"].append(name)
+        for verified in self.verifications:
+            drivers = verified.surroundings.drivers if verified.surroundings else {}
+            for software, version in drivers.items():
+                if faults := shortened(known_bad({software: version}, Place(gpus=gpus))):
+                    noted[f"known faults of {software} {version}: {faults}"].append(verified.image)
         for entry in self.entries:
             for hint in entry.judgement.hints:
                 if not hint.is_fallback:
@@ -419,6 +425,7 @@ def gather_files(named: Iterable[Path]) -> tuple[Report, list[Path], set[Path]]:
         title=f"{title} and {len(more)} more" if more else title, imagebuild=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"), files=tuple(map(str, named)),
         profile=next((written.profile for written in written_by if written.profile), None),
+        gpu=next((written.about.gpu for written in earlier if written.about.gpu), None),
         baseline=earlier[0].about.baseline if earlier else None,
         allowed=tuple(dict.fromkeys(kind for written in written_by for kind in written.allowed)),
     )  # fmt: skip

@@ -55,6 +55,7 @@ def make_report(
         if name is None and expected.algorithms:
             raise ConfigError("--algorithm: has no effect without a profile; name a profile with --profile")
         known = None if name is None else find_profile(load_profiles(*profiles), name).model
+        about["gpu"] = known.gpu.compute_capability if known else None
         claims["judgements"] = judge_results(report, known, expected)
     if before is not None:
         about["baseline"] = str(baseline)

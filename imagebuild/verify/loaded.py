@@ -8,7 +8,7 @@ import re
 from base64 import b64decode
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from posixpath import normpath
 from typing import Any, NamedTuple
@@ -17,8 +17,9 @@ import yaml
 from pydantic import BaseModel
 
 from imagebuild.core import console
-from imagebuild.core.advisory import known_bad
+from imagebuild.core.advisory import Place, is_packaged, known_bad
 from imagebuild.core.errors import CommandError
+from imagebuild.core.run import ARCHITECTURES
 from imagebuild.jobs.facts import DATA as JOB_FACTS
 from imagebuild.verify.elf import PATTERNS
 from imagebuild.verify.runner import run_behind, shell_script
@@ -186,6 +187,10 @@ class _Facts:
                 "the script in the image printed no complete result; it needs sh, coreutils, grep and sed"
             )
         self.driver = next(("".join(row) for row in self.rows["driver"]), None)
+        self.ofed = next(("".join(row).replace("-", ".") for row in self.rows["ofed"]), None)
+        self.place = Place(
+            archs=tuple(ARCHITECTURES[row[0]] for row in self.rows["machine"] if row[0] in ARCHITECTURES)
+        )
         self.root = "".join(self.rows["root"][0])
         self.real = {self.inside(path): self.inside(real) for path, real in self.rows["real"]}
         self.stat = {self.inside(path): (int(size), inode) for path, size, inode in self.rows["stat"]}
@@ -358,9 +363,15 @@ def _faults(facts: _Facts, trace: _Trace, libraries: Sequence[Library]) -> Itera
     yield from _too_new(libraries, facts.driver)
     yield from _plugins(facts, trace, libraries)
     for library in libraries:
-        for advisory in known_bad({library.role: library.version}):
-            if not advisory.arch:
-                yield Fault(kind="advisory", subject=library.path, text=str(advisory), note=True)
+        origin, _, packaged = library.origin.rpartition(" ")
+        build = "wheel" if origin.startswith("wheel") else "distribution" if is_packaged(packaged) else ""
+        gcc = re.search(r"(GCC).*?(\d+(?:\.\d+)+)\s*$|(\w+)", library.compiler or "")
+        place = replace(facts.place, gcc=(gcc[2] or gcc[3],) if gcc else (), build=build)
+        version = library.version or (packaged if origin.startswith("package") else None)
+        for advisory in known_bad({library.role: version}, place):
+            yield Fault(kind="advisory", subject=library.path, text=str(advisory), note=True)
+    for advisory in known_bad({"driver": facts.driver, "ofed": facts.ofed}, facts.place):
+        yield Fault(kind="advisory", subject=f"driver {facts.driver}", text=str(advisory), note=True)
 
 
 def _doubles(libraries: Sequence[Library]) -> Iterator[Fault]:

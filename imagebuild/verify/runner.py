@@ -69,7 +69,7 @@ class Execution:
 # Facts about the host
 
 PROBE_TIMEOUT_S = 60
-FACTS = ("host", "kernel", "machine", "cpus", "memory", "memlock", "driver", "os", "job", "hostlist")
+FACTS = ("host", "kernel", "machine", "cpus", "memory", "memlock", "driver", "ofed", "os", "job", "hostlist")
 """Names of the facts about the host that are copied unchanged into the results. The script `probe.sh` prints the
 facts."""
 Probe = Mapping[str, Sequence[str]]

@@ -105,6 +105,8 @@ mountinfo=/proc/self/mountinfo
 [ ! "$root" ] || mountinfo=${root%/root}/mountinfo
 cut -d' ' -f3,4,5 "$mountinfo" | say mount
 echo "$root" | say root
+uname -m | say machine
+cat /sys/module/mlx5_core/version 2> /dev/null | say ofed
 sed -n 's/^NVRM version:.*  \([0-9][0-9.]*\) .*/\1/p' /proc/driver/nvidia/version 2> /dev/null | say driver
 if [ $# -gt 0 ]; then
   for path in "$@"; do printf '%s\t%s\n' "$path" "$(readlink -f -- "$path")"; done > "$scratch/real"

@@ -24,5 +24,6 @@ fact machine "$(uname -m 2>/dev/null)"
 fact cpus "$(nproc 2>/dev/null)"
 fact memory "$(sed -n 's/^MemTotal: *//p' /proc/meminfo 2>/dev/null)"
 fact driver "$(sed -n 's/^NVRM version: *//p' /proc/driver/nvidia/version 2>/dev/null)"
+fact ofed "$(cat /sys/module/mlx5_core/version 2>/dev/null)"
 fact os "$(sed -n 's/^PRETTY_NAME=//p' /etc/os-release 2>/dev/null)"
 fact end .

@@ -2,51 +2,140 @@
 
 import re
 from datetime import date
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from imagebuild.cli.plan import name_advisories
-from imagebuild.core.advisory import Advisory, advisories, known_bad, osv
+from imagebuild.cli.options import name_advisories
+from imagebuild.cli.plan import check_advisories
+from imagebuild.core.advisory import COMPONENTS, Advisory, Place, advisories, driver_version, known_bad, osv, shortened
 from imagebuild.core.errors import ConfigError
+from imagebuild.project.plan import Target
 
 
-def named(component: str, version: str, *archs: str) -> set[str]:
-    return {advisory.id for advisory in known_bad({component: version}, archs)}
+def named(component: str, version: str, **known: Any) -> set[str]:
+    return {advisory.name for advisory in known_bad({component: version}, Place(**known))}
+
+
+def target(component: str, version: str, *, gpu: str = "", arch: str = "amd64") -> Target:
+    axes = {"gpu": gpu} if gpu else {}
+    own: dict[str, Any] = {"axes": axes, "platforms": (f"linux/{arch}",), "components": {component: version}}
+    return Target(id="a", image="a", name="a:a", tags=(), **own)
 
 
 @pytest.mark.parametrize("advisory", advisories(), ids=lambda advisory: advisory.id)
 def test_each_advisory_is_named_for_its_version_and_not_for_the_fixed_one(advisory: Advisory) -> None:
-    assert advisory.id in named(advisory.component, advisory.seen)
-    assert advisory.id not in named(advisory.component, advisory.fixed)
+    names = COMPONENTS[advisory.component]
+    seen, fixed = (
+        {each.id for name in names for each in known_bad({name: v})} for v in (advisory.seen, advisory.fixed)
+    )
+    assert advisory.id in seen
+    assert advisory.id not in fixed
     assert advisory.source.startswith("https://")
     assert date.fromisoformat(advisory.date) < date.fromisoformat("2026-11-28")
-    assert osv(advisory)["affected"][0]["ranges"][0]["events"][1] == {"fixed": advisory.fixed}
+
+
+@pytest.mark.parametrize("advisory", advisories(), ids=lambda advisory: advisory.id)
+def test_the_ranges_of_osv_contain_the_version_and_not_the_fixed_one(advisory: Advisory) -> None:
+    (affected,) = osv(advisory)["affected"]
+
+    def number(text: str) -> list[int]:
+        return [*map(int, text.split(".")), 0, 0, 0][:5]
+
+    def holds(version: str) -> bool:
+        ends = [[number(next(iter(event.values()))) for event in each["events"]] for each in affected["ranges"]]
+        return any(first <= number(version) < last for first, last in ends)
+
+    assert holds(advisory.seen)
+    assert not holds(advisory.fixed)
+    assert all([*event] in (["introduced"], ["fixed"]) for each in affected["ranges"] for event in each["events"])
 
 
 def test_there_are_many_advisories_and_their_names_differ() -> None:
     names = [advisory.id for advisory in advisories()]
-    assert len(names) == len({*names}) >= 40
+    assert len(names) == len({*names}) >= 80
     assert all(re.fullmatch(r"[a-z0-9.-]+", name) for name in names)
 
 
-def test_an_advisory_is_limited_to_its_architecture_and_build() -> None:
-    assert "nccl-2.29.3-arm-cas-hang" in named("nccl-wheel", "2.28.9", "amd64", "arm64")
-    assert "nccl-2.29.3-arm-cas-hang" not in named("nccl-wheel", "2.28.9", "amd64")
-    assert "pmix-5.0.1-cve-2023-41915" in named("pmix", "5.0.0")
-    assert "pmix-5.0.1-cve-2023-41915" not in named("pmix", "5.0.0-1ubuntu1")
-    assert named("UCX", "1.18.1+ds-2") == named("ucx", "1.18.1")
+@pytest.mark.parametrize(
+    ("component", "version", "known", "advisory", "state"),
+    [
+        ("nccl", "2.28.9", {}, "nccl-2.29.2-sm80-slow", "if the compute capability is <8.9"),
+        ("nccl", "2.28.9", {"gpus": ("9.0",)}, "nccl-2.29.2-sm80-slow", "no"),
+        ("nccl", "2.28.9", {"gpus": ("8.0",)}, "nccl-2.29.2-sm80-slow", ""),
+        ("nccl", "2.28.9", {"gpus": ("10.0",), "archs": ("arm64",)}, "nccl-2.29.2-gb200-gdr-hang", ""),
+        ("nccl", "2.28.9", {"gpus": ("9.0",), "archs": ("arm64",)}, "nccl-2.29.2-gb200-gdr-hang", "no"),
+        ("nccl", "2.28.9", {"archs": ("amd64",)}, "nccl-2.29.2-gb200-gdr-hang", "no"),
+        ("nccl", "2.26.2", {"fabrics": ("infiniband",)}, "nccl-2.26.5-mnnvl-alltoall-hang", "no"),
+        ("nccl", "2.26.2", {"fabrics": ("roce", "nvlink")}, "nccl-2.26.5-mnnvl-alltoall-hang", ""),
+        ("aws-ofi-nccl", "1.20.0", {"fabrics": ("infiniband",)}, "aws-ofi-nccl-1.21.0-teardown-leak", "no"),
+        ("aws-ofi-nccl", "1.20.0", {"fabrics": ("efa",)}, "aws-ofi-nccl-1.21.0-teardown-leak", ""),
+        ("nccl-wheel", "2.28.9", {"archs": ("amd64", "arm64")}, "nccl-2.29.3-arm-cas-hang", ""),
+        ("nccl-wheel", "2.28.9", {"archs": ("amd64",)}, "nccl-2.29.3-arm-cas-hang", "no"),
+        ("nccl-git", "2.28.9", {"archs": ("arm64",)}, "nccl-2.29.3-arm-cas-hang", "no"),
+        ("nccl-git", "2.28.9", {"archs": ("arm64",)}, "nccl-2.29.3-arm-cas-hang-gcc9", "if GCC <10 compiled it"),
+        ("nccl-git", "2.28.9", {"archs": ("arm64",), "gcc": ("9.4.0",)}, "nccl-2.29.3-arm-cas-hang-gcc9", ""),
+        ("nccl-git", "2.28.9", {"archs": ("arm64",), "gcc": ("12.2.0",)}, "nccl-2.29.3-arm-cas-hang-gcc9", "no"),
+        ("nccl-git", "2.28.9", {"archs": ("arm64",), "gcc": ("clang",)}, "nccl-2.29.3-arm-cas-hang-gcc9", "no"),
+        ("pmix-git", "5.0.0", {}, "pmix-5.0.1-cve-2023-41915", ""),
+        ("pmix-git", "5.0.0-1ubuntu1", {}, "pmix-5.0.1-cve-2023-41915", "no"),
+        ("PMIx", "5.0.0", {"build": "distribution"}, "pmix-5.0.1-cve-2023-41915", "no"),
+        ("rdma-core", "56.1-1", {"fabrics": ("infiniband",)}, "rdma-core-64.0-mlx5-inline", ""),
+        ("rdma-core", "56.4-1", {"fabrics": ("infiniband",)}, "rdma-core-64.0-mlx5-inline", "no"),
+        ("driver", "535.54.03", {"gpus": ("8.0",)}, "driver-535.183.06-h100-topology", "no"),
+        ("ofed", "24.10.2.1.8", {}, "ofed-24.10-2.1.8-umr-stuck", "no"),
+    ],
+)  # fmt: skip
+def test_conditions_limit_an_advisory(component: str, version: str, known: Any, advisory: str, state: str) -> None:
+    names = named(component, version, **known)
+    wanted = f"{advisory} ({state})" if state.startswith("if") else advisory
+    assert (wanted in names) == (state != "no"), names
+    assert state.startswith("if") or not any(name.startswith(f"{advisory} (") for name in names)
+
+
+def test_other_names_and_versions_are_not_confused() -> None:
+    assert {name.partition(" ")[0] for name in named("UCX", "1.18.1+ds-2")} == {
+        name.partition(" ")[0] for name in named("ucx", "1.18.1")
+    }
     assert not named("nccl-tests", "2.17.1")
+    assert not named("nccl", "master")
+    assert shortened(known_bad({"nccl": "2.28.9"})).endswith(" and 1 more")
+    assert driver_version("NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build") == "570.86.15"
+    assert driver_version("NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6 22:20:39 UTC 2023") == "535.54.03"
 
 
-def test_plan_names_known_faults_and_refuses_the_worst_unless_waived(capsys: Any) -> None:
-    target = SimpleNamespace(id="a", components={"pmix": "5.0.0"}, platforms=("linux/amd64",))
-    name = "pmix-5.0.1-cve-2023-41915"
-    with pytest.raises(ConfigError, match=f"a: {name}.*--waive"):
-        name_advisories([target], (), whole=False)  # type: ignore[list-item]
-    for wrong in (f"{name}=", "unknown=because"):
-        with pytest.raises(ConfigError, match="--waive"):
-            name_advisories([target], (wrong,), whole=False)  # type: ignore[list-item]
-    name_advisories([target], (f"{name}=nobody runs as root",), whole=False)  # type: ignore[list-item]
-    assert name in capsys.readouterr().err
+def test_plan_and_lock_name_known_faults(capsys: Any) -> None:
+    name_advisories([target("nccl-git", "2.28.9", gpu="100", arch="arm64"), target("pmix", "5.0.7-1")])
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "nccl-2.29.2-gb200-gdr-hang, " in shown
+    assert "sm80" not in shown
+    assert "pmix" not in shown
+    name_advisories([target("pmix", "5.0.7-1")], whole=True)
+    assert "a: pmix-5.0.10-loopback: PMIx does not work" in " ".join(capsys.readouterr().err.split())
+
+
+CVE = "pmix-5.0.1-cve-2023-41915"
+
+
+@pytest.mark.parametrize(
+    ("component", "version", "waived", "problem"),
+    [
+        ("pmix-git", "5.0.0", (), f"a: {CVE}.*; or add --waive '{CVE}=REASON'"),
+        ("pmix-git", "5.0.0", (f"{CVE}=",), "write the reason"),
+        ("pmix-git", "5.0.0", (f"{CVE}=  ",), "write the reason"),
+        ("pmix-git", "5.0.0", (CVE,), "write the reason"),
+        ("pmix-git", "5.0.0", ("pmix-5.0.1=because",), "unknown advisory; did you mean"),
+        ("pmix-git", "5.0.0", (f"{CVE.upper()}=because",), "unknown advisory"),
+        ("pmix-git", "5.0.0", ("pmix-5.0.10-loopback=other",), f"a: {CVE}"),
+        ("pmix-git", "5.0.0", (f"{CVE}=nobody runs as root, and a=b",), ""),
+        ("pmix-git", "5.0.1", (), ""),
+        ("pmix", "5.0.0-1ubuntu1", (), ""),
+    ],
+)  # fmt: skip
+def test_plan_refuses_the_worst_unless_waived(component: str, version: str, waived: Any, problem: str) -> None:
+    targets = [target(component, version)]
+    if not problem:
+        check_advisories(targets, waived)
+        return
+    with pytest.raises(ConfigError, match=problem):
+        check_advisories(targets, waived)

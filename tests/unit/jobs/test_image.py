@@ -94,7 +94,7 @@ def test_the_cuda_of_an_image_can_compile_for_the_gpu(planned: Offer, published:
 
 def test_an_optional_plug_in_is_one_that_the_image_was_built_with(planned: Offer, published: Catalog) -> None:
     efa, target = "mpijob --profile p5 --nodes 2", "open-cuda13.5-debian13-runtime"
-    with_plugin = [replace(image, components=(*image.components, "aws-ofi-nccl")) for image in planned.images]
+    with_plugin = [replace(image, components={**image.components, "aws-ofi-nccl": ""}) for image in planned.images]
     job = job_of(efa, replace(planned, images=tuple(image for image in with_plugin if image.image != "hpcx")))
     assert job.image.reference == "ghcr.io/acme/open:cuda13.5-debian13-runtime"  # of four releases of distributions
     values = {v.name: v.value for v in job.environment.variables if v.scope == "rank"}

@@ -96,6 +96,7 @@ def assert_objects(line: str, manifest: str) -> None:
     if (spec := objects(manifest)[-1]["spec"]).get("mpiReplicaSpecs"):
         ranks = spec["mpiReplicaSpecs"]["Worker"]["replicas"] * spec["slotsPerWorker"]
         measured = 2 * spec["slotsPerWorker"] if "--test pairs" in line else ranks
+        measured = 1 if re.search("--test (copies|links|wires)", line) else measured
         assert f"-np {measured} " in containers(manifest)["launcher"]["args"][0]
         assert spec["launcherCreationPolicy"] == "AtStartup"
         assert spec["runPolicy"]["backoffLimit"] == 0
@@ -308,6 +309,37 @@ def test_every_pair_is_measured_once_and_no_node_twice_in_a_round(job: str, node
     assert sorted(calls) == sorted(map(sorted, pairs))
     slow = set(map(frozenset, re.findall(r"all_reduce of (n\d),(n\d): 1 GB/s at best", done.stdout)))
     assert (slow, done.returncode) == ({pair for pair in pairs if "n2" in pair}, int(nodes > 2))
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    ("job", "program", "problems"),
+    [
+        ("mpijob", "echo SUM host_to_device_memcpy_ce 9.1", []),
+        ("slurm --container none", "echo SUM host_to_device_memcpy_ce 9.1", []),
+        ("mpijob", 'echo SUM host_to_device_memcpy_ce 9.1; [ "$HOST" != n1 ]', ["copies of n1: ended with status 1"]),
+        ("mpijob", "echo waived", [f"copies of n{i}: no line with SUM" for i in range(3)]),
+    ],
+)
+def test_what_each_node_measures_alone(job: str, program: str, problems: list[str], tmp_path: Path) -> None:
+    hosts = "".join(f"n{i} slots=8\\n" for i in range(3))
+    start = 'export HOST=$(printf %s "$*" | grep -o "n[0-9]" | head -1); while [ "$1" != /bin/bash ]; do shift; done\n"$@"\n'
+    programs = write_programs(
+        tmp_path,
+        {
+            **dict.fromkeys(("mpirun", "srun"), start), **dict.fromkeys(("ssh", "sshd"), ""), "nvbandwidth": program,
+            "cut": f"printf '{hosts}' | /usr/bin/cut \"${{@:1:4}}\"\n",
+            "scontrol": f"printf '{hosts}' | /usr/bin/cut -d ' ' -f 1\n",
+        },
+    )  # fmt: skip
+    env = {"PATH": f"{programs}:/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "1"}
+    script = outer_script(text(f"{job} --profile h100 --fabric ib --nodes 3 --test copies"))
+    done = ran("/bin/bash", "-c", script, env=env | {"SLURM_JOB_NODELIST": "all"}, stderr=subprocess.STDOUT)
+    assert re.findall(r"=== imagebuild: copies of (n\d)", done.stdout) == ["n0", "n1", "n2"], done.stdout
+    assert (
+        re.findall(r"imagebuild: (copies of n\d: (?:ended with status \d|no line with SUM))", done.stdout) == problems
+    )
+    assert done.returncode == bool(problems)
 
 
 @pytest.mark.programs

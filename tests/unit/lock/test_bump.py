@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from imagebuild.core.errors import ConfigError
@@ -45,6 +47,27 @@ def test_who_is_asked_about_this_projects_pins(project: Project, full_plan: Plan
     upstream = Fake(wheel_lists={"nvidia-nccl-cu13": ()})
     result = bump_pins(LockFile(project, renderer, full_plan.targets), upstream, ())
     assert {name for name, _, _ in result.kept} == set(project.matrix.model.versions)
+
+
+@pytest.mark.parametrize(
+    ("newest", "changes", "said"),
+    [
+        ("v5.0.11", {("pmix-git", 0): "5.0.11"}, "pmix-git 5.0.11 fixes pmix-5.0.11-opa (if the network is omni-path)"),
+        ("v5.0.0", {}, "pmix-5.0.1-cve-2023-41915"),
+        ("v4.2.9", {("pmix-git", 0): "4.2.9"}, "known fault of pmix-git 4.2.9: pmix-5.0.10-loopback: "),
+    ],
+)
+def test_known_faults_of_versions(project: Project, newest: str, changes: object, said: str) -> None:
+    old = "5.0.10" if newest == "v5.0.11" else "4.2.0"
+    rows = (project.matrix.model.versions["pmix-git"][0].model_copy(update={"version": old}),)
+    model = project.matrix.model.model_copy(update={"versions": {**project.matrix.model.versions, "pmix-git": rows}})
+    changed = replace(project, matrix=replace(project.matrix, model=model))
+    renderer = Renderer(changed)
+    lock = LockFile(changed, renderer, tuple(t for t in make_plan(changed).targets if t.image == "slim"))
+    tags = {"https://github.com/openpmix/openpmix.git": {newest: "0" * 40}}
+    result = bump_pins(lock, Fake(git_tags=tags), ["pmix-git"])
+    assert result.changes == changes
+    assert said in " ".join([*result.faults, *(why for _, _, why in result.kept)])
 
 
 @pytest.fixture

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from imagebuild.bench.models import BandwidthTest, DataPath, Diagnostic, TableRow
+from imagebuild.bench.verification import Surroundings, VerifyResult
 from imagebuild.core.console import visible
 from imagebuild.report.document import Report, format_bytes, format_number, one_line, rows_of
 from tests.report_samples import BAD, GIB, report, row, run
@@ -72,10 +74,29 @@ def test_text_that_acts_on_terminals_is_harmless() -> None:
     assert len(one_line("c" * 400)) == 300
 
 
-def test_a_report_names_known_faults_of_the_version_of_nccl() -> None:
-    old, new = (
-        report(runs=(run().model_copy(update={"carried": DataPath(version=version)}),))
-        for version in ("2.28.3", "99.0")
-    )
-    assert any("known faults of NCCL 2.28.3: nccl-2.29.3-arm-cas-hang" in note for note, _ in old.notes)
-    assert not any("known faults" in note for note, _ in new.notes)
+@pytest.mark.parametrize(
+    ("path", "gpu", "named"),
+    [
+        ({"version": "2.28.3"}, None, "NCCL 2.28.3: nccl-2.29.2-p2p-collective-crash, .* and 7 more"),
+        ({"version": "2.28.3", "network": "InfiniBand"}, "9.0", "NCCL 2.28.3: nccl-2.29.2-p2p-collective-crash, .* and 5"),
+        ({"version": "2.29.3", "plugin": "aws-ofi-nccl", "plugin_version": "1.19.1"}, None, "aws-ofi-nccl 1.19.1: .*"),
+        ({"version": "99.0"}, None, ""),
+    ],
+)  # fmt: skip
+def test_a_report_names_known_faults(path: dict[str, str], gpu: str | None, named: str) -> None:
+    made = report(runs=(run().model_copy(update={"carried": DataPath.model_validate(path)}),))
+    made = made.model_copy(update={"about": made.about.model_copy(update={"gpu": gpu})})
+    notes = [note for note, _ in made.notes if "known faults" in note]
+    assert [bool(re.match(f"known faults of {named}", note)) for note in notes] == [True] * bool(named), notes
+
+
+def test_a_report_names_known_faults_of_the_drivers() -> None:
+    facts = {
+        "driver": "NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6 22:20:39 UTC 2023",
+        "ofed": "24.10-1.1.4",
+    }
+    seen = Surroundings(runner="docker", facts=facts)
+    verified = VerifyResult(image="a", digest=None, target=None, platform="linux/amd64", checks=(), surroundings=seen)
+    notes = dict(report(verifications=(verified,)).notes)
+    assert "known faults of driver 535.54.03: driver-535.104.05-bitwise-and" in " ".join(notes)
+    assert any(note.startswith("known faults of ofed 24.10.1.1.4: ofed-24.10") for note in notes)
