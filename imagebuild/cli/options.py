@@ -124,7 +124,7 @@ def command(group: click.Group | None = None, name: str = "") -> Callable[[Callb
         def call(**given: Any) -> object:
             names = {each.name: each.opts[-1] for each in parameters}
             check_combination(
-                {names[key]: value not in (None, False, ()) for key, value in given.items()},
+                {names[key]: value not in (None, False, (), "") for key, value in given.items()},
                 {names[key]: names[other] for key, other in row.get("needs", {}).items()},
                 [[names[key] for key in keys] for keys in row.get("exclusive", ())],
             )
