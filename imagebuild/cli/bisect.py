@@ -40,10 +40,12 @@ def bisect(
         sides = _sides(subject, good, bad, libraries, wheel, offline=offline)
         _append(log, [ARGUMENTS + json.dumps({**asked, "sides": sides})])
         _measure(log, runner, (TEMPLATES / "place.sh").read_text(encoding="utf-8"))
+    known = 0
     while True:
         state, more = next_step(sides, read_files([log]).paired, loss)
-        for verdict in state.judged:
+        for verdict in state.judged[known:]:
             err.print(f"{verdict.side}: {verdict.state}: {verdict.reason}")
+        known = len(state.judged)
         if more is None:
             break
         for side in more.sides if subject.startswith("nccl") else ():
@@ -54,7 +56,7 @@ def bisect(
             limit=limit, error_rate=error_rate(sides), stops=True,
         )  # fmt: skip
         last = _measure(log, runner, text)
-        found = next((pair for pair in read_files([log]).paired if pair.sides == more.sides), None)
+        found = {pair.sides: pair for pair in read_files([log]).paired}.get(more.sides)
         if found is None or (found.blocks < more.blocks and not found.failed):
             raise CommandError(f"{log}: the measurement ended early: {last or 'it printed nothing'}")
         if not found.is_proven or sides[0] in found.failed:

@@ -11,8 +11,8 @@ from imagebuild.core.errors import CommandError, ConfigError
 
 @options.command()
 def compare(
-    sides: str, command: tuple[str, ...], libraries: str, blocks: int, seed: int, runner: str | None, script: bool,
-    allowed_loss: float | None, output: str | None,
+    sides: str, command: tuple[str, ...], libraries: str, blocks: int, limit: int, seed: int, runner: str | None,
+    script: bool, allowed_loss: float | None, output: str | None,
 ) -> None:  # fmt: skip
     from imagebuild.bench.judge import Expected
     from imagebuild.core.console import err
@@ -25,7 +25,8 @@ def compare(
 
     if script and runner is not None:
         raise ConfigError("--runner: cannot be combined with --script; leave out one of them")
-    text = comparison_script(parse_sides(sides), command, libraries=libraries, blocks=blocks, seed=seed)
+    found = parse_sides(sides)
+    text = comparison_script(found, command, libraries=libraries, blocks=blocks, seed=seed, limit=limit)
     if script:
         options.print_or_write(text, output)
         return
