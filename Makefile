@@ -30,8 +30,8 @@ workflows: $(VENV)/installed-dev ## check .github. actionlint is optional: its p
 docs: $(VENV)/installed-dev ## build the site of docs/ in build/docs and fail on broken links. --quiet would hide them from --strict
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
-unit: $(VENV)/installed-dev
-	$(VENV)/bin/pytest -m "not docker and not browser" -n auto --dist worksteal --durations=30 tests
+unit: $(VENV)/installed-dev ## three processes for two cores, because tests often wait for programs
+	$(VENV)/bin/pytest -m "not docker and not browser" -n $$(($$(nproc) * 3 / 2)) --dist worksteal --durations=30 tests
 
 browser: $(VENV)/installed-browser ## test the HTML pages in the distribution's Chromium
 	$(VENV)/bin/pytest -m browser -v -n 2 --dist worksteal tests

@@ -88,7 +88,7 @@ def full_plan(project: Project) -> Plan:
     return make_plan(project)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def renderer(project: Project) -> Renderer:
     return Renderer(project)
 

@@ -12,6 +12,9 @@ from imagebuild.project.records import Catalog, PublishedImage
 from imagebuild.publish.site import checks_badge, write_site
 from tests import catalog_samples
 from tests.browser.conftest import Visit
+from tests.conftest import data
+
+CASES = data("cases/browser/catalog")
 
 pytestmark = [pytest.mark.browser, pytest.mark.programs]
 
@@ -124,16 +127,7 @@ def test_a_newer_image_with_failures_is_mentioned_and_not_offered(browser: Brows
     page.close()
 
 
-@pytest.mark.parametrize(
-    ("address", "printed", "shown"),
-    [
-        ("#cuda=12.6&os=debian13", "no image has OS debian13 and CUDA 12.6.", "hpcx:cuda12.6.3-"),
-        ("#cuda=11.8&os=debian13", "no image has CUDA 11.8.", "debian13"),
-        ("#cuda=13.2.0", "it asks for CUDA 13.2.0, and CUDA 13.2 is shown.", "cuda13.2"),
-        ("#hpcx:gone", "There is no image hpcx:gone here", ":"),
-        ("#os=ubuntu26.04&cuda=13.4", "", "ubuntu26.04"),
-    ],
-)
+@pytest.mark.parametrize(("address", "printed", "shown"), CASES["a-link-that-cannot-be-met-says-so"])
 def test_a_link_that_cannot_be_met_says_so(visit: Visit, address: str, printed: str, shown: str) -> None:
     opened = visit(f"catalog{address}")
     expect(opened.page.locator("#unmet")).to_contain_text(printed)

@@ -11,8 +11,11 @@ import pytest
 from docker import DockerClient
 
 from imagebuild.verify.docker import Cluster, NodesUnreachable, node_containers
+from tests.conftest import data
 from tests.docker.conftest import REPOSITORY, Built, Imagebuild, containers, until, unused_networks
 from tests.docker.test_quickstart import docker_build
+
+CASES = data("cases/docker/nodes")
 
 pytestmark = pytest.mark.docker
 
@@ -23,21 +26,7 @@ def before(client: DockerClient) -> set[str]:
     return unused_networks(client)
 
 
-FAULTS = {
-    # sshd does not read the file with the cluster's key.
-    "other-keys": (
-        "echo AuthorizedKeysFile /etc/ssh/others > /etc/ssh/sshd_config.d/00-mine.conf",
-        "sshd/host-keys",
-        "does not let root in",
-    ),
-    # Ranks start, but each rank is a singleton.
-    "mpirun": (
-        r"printf '#!/bin/sh\nwhile [ \"$1\" != bash ]; do shift; done\nexec \"$@\"\n' > /usr/local/bin/mpirun && "
-        "chmod +x /usr/local/bin/mpirun",
-        "openmpi-distro/two-nodes-as-user",
-        "exit status 1",
-    ),
-}
+FAULTS = CASES["faults"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)

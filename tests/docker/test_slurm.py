@@ -22,9 +22,11 @@ from typing import Any, NamedTuple
 import pytest
 from docker import DockerClient
 
-from tests.conftest import ROOT, ran
+from tests.conftest import ROOT, data, ran
 from tests.docker.conftest import Built, Imagebuild, install, until
 from tests.unit.jobs.job_fakes import REFERENCE, text
+
+CASES = data("cases/docker/slurm")
 
 pytestmark = pytest.mark.docker
 
@@ -232,15 +234,7 @@ def test_a_job_runs_to_its_verdict(cluster: Slurm, programs: Path, tmp_path: Pat
     assert ended.output.rstrip().endswith("imagebuild: passed; speed was not judged")
 
 
-@pytest.mark.parametrize(
-    ("behaviour", "imagebuild", "option", "problem"),
-    [
-        ("2.19 wrong 9", True, "json=yes", "all_reduce: ended with status"),
-        ("2.13 wrong 9", False, "json=yes", "all_reduce: wrong data in 1 of 32 sizes"),
-        ("2.13 hang 9", False, "minutes=1", "all_reduce: did not end in time"),
-        ("2.19 none 9", False, "suffix=_missing", "all_reduce: ended with status"),
-    ],
-)
+@pytest.mark.parametrize(("behaviour", "imagebuild", "option", "problem"), CASES["a-job-fails-without-a-result"])
 def test_a_job_fails_without_a_result(
     cluster: Slurm, programs: Path, tmp_path: Path, behaviour: str, imagebuild: bool, option: str, problem: str
 ) -> None:

@@ -13,6 +13,8 @@ from tests import catalog_samples
 from tests.conftest import ROOT, data, ran
 from tests.report_samples import VERIFICATION, nccl_log
 
+CASES = data("cases/install")
+
 pytestmark = pytest.mark.programs
 CALLS = data("installed")
 
@@ -32,21 +34,7 @@ from imagebuild.__main__ import main
 main()
 """
 """A script that runs `imagebuild`, and fails if the command imports Docker's SDK or a package that makes images."""
-MEASURING = (
-    ("limits h100", 0, "n = 8 ranks"),
-    ("limits --check", 0, "every reference is below its ceiling"),
-    ("report nccl.log --profile h100 --json nccl.json --junit nccl.xml --html nccl.html", 0, "fast enough"),
-    ("report nccl.log --profile h100 --markdown", 0, "fast enough"),
-    ("report nccl.json verify.json", 1, "nccl versions: failed"),
-    ("job slurm --profile h100 --fabric ib --image example.com/hpcx:nccl2.28.3", 0, "NCCL 2.28.3"),
-    ("job slurm --profile h100 --fabric ib --container none", 0, "NCCL as installed"),
-    (
-        "job mpijob --profile h100 --fabric ib --plan plan.json --registry ghcr.io/acme",
-        0,
-        "image: ghcr.io/acme/hpcx:cuda",
-    ),
-    ("job jobset --profile h100 --fabric ib --catalog images.json", 0, "image: registry.example.org/gpu/open@sha256:"),
-)
+MEASURING = CASES["measuring"]
 """Arguments, exit status, and a part of the output. Some commands read files that earlier commands write."""
 
 

@@ -20,23 +20,10 @@ from tests.faulty import answering
 from tests.unit.conftest import Call
 from tests.upstream.wheels import make_wheel
 
+CASES = data("cases/proposals")
+
 TARGET = "quickstart-cuda13.5-debian13-runtime"
-MATRIX = """extends: imagebuild
-repository: acme
-images:
-  train:
-    description: Ours
-    axes: {cuda: ["13.0"], os: [debian13], variant: [runtime]}
-    platforms: [linux/amd64]
-    components: [nccl-wheel]
-    tags: ["{repository}/{image}:{cuda}-{revision}"]
-  broken:
-    description: Nobody asks for this image
-    axes: {cuda: ["13.0"], os: [debian13], variant: [runtime]}
-    platforms: [linux/amd64]
-    components: [nccl-wheel]
-    tags: ["{repository}/{image}:{nobody}"]
-"""
+MATRIX: str = CASES["matrix"]
 ROUNDS = 5
 NOT_HERE = ("engine up",)
 """Proposed commands that tests do not run."""

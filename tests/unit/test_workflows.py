@@ -21,6 +21,8 @@ from packaging.utils import canonicalize_name
 from tests.conftest import ROOT, data, ran
 from tests.unit.conftest import Call
 
+CASES = data("cases/workflows")
+
 
 def load(path: Path) -> dict[str, Any]:
     """Read a workflow or an action. PyYAML reads the key `on` as true, so it is renamed."""
@@ -100,7 +102,7 @@ def test_shell_is_clean() -> None:
         files += ROOT.glob(f"tests/data/{pattern}")
     programs = [path.read_text() for path in files]
     assert not [script for script in SHELL if "${{" in script], "values come from the step's `env`"
-    for script in [*SHELL, *programs]:
+    for script in dict.fromkeys([*SHELL, *programs]):
         text = script if script.startswith("#!") else f"#!/usr/bin/env bash\nset -eo pipefail\n{script}"
         done = ran(checker, "--exclude=SC2153,SC2154", "-", input=text)
         assert not done.returncode, f"{script}\n{done.stdout}"
@@ -286,10 +288,7 @@ def test_results_reach_the_signer_by_the_outputs_of_jobs(handed: tuple[Path, dic
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize(
-    "fault",
-    ["edited", "added to the list", "removed", "a link", "a path", "another artifact", "not listed", "already there"],
-)
+@pytest.mark.parametrize("fault", CASES["results-that-no-job-handed-over-are-refused"])
 def test_results_that_no_job_handed_over_are_refused(
     handed: tuple[Path, dict[str, dict[str, str]]], tmp_path: Path, fault: str
 ) -> None:
@@ -322,17 +321,7 @@ def test_results_that_no_job_handed_over_are_refused(
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize(
-    "value",
-    [
-        "{}",
-        '{"build": {}}',
-        '{"build": {"r0": "1"}}',
-        '{"b/../x": {"r0": "1 %s"}}',
-        '{"build": {"r0": "1 %s\\n2"}}',
-        "x",
-    ],
-)
+@pytest.mark.parametrize("value", CASES["outputs-that-name-no-artifact-are-refused"])
 def test_outputs_that_name_no_artifact_are_refused(tmp_path: Path, value: str) -> None:
     for arguments in (("ids",), ("receive", ".")):
         status, _, outputs = results(tmp_path, *arguments, HANDED=value.replace("%s", "0" * 64))
@@ -344,19 +333,7 @@ def test_outputs_that_name_no_artifact_are_refused(tmp_path: Path, value: str) -
 HOSTILE = data("hostile/steps")
 OPTIONS = "Create a builder"
 """The step whose variable contains options: the repository's settings name the options of a builder."""
-PROGRAMS = (
-    "imagebuild",
-    "cosign",
-    "docker",
-    "gh",
-    "git",
-    "sudo",
-    "make",
-    "debsecan",
-    ".venv/bin/hatchling",
-    ".venv/bin/pytest",
-    ".venv/bin/pip",
-)
+PROGRAMS = CASES["programs"]
 Case = tuple[dict[str, Any], dict[str, Any]]
 
 

@@ -8,7 +8,10 @@ import pytest
 
 from imagebuild.bench.arithmetic import contradiction, fitting_collectives
 from imagebuild.bench.models import Half
+from tests.conftest import data
 from tests.unit.bench.nccl_tables import FACTORS, RELEASES, Table
+
+CASES = data("cases/bench/arithmetic")
 
 
 @pytest.mark.parametrize("peak", [0.04, 1.2, 45.0, 800.0, 20_000.0])
@@ -34,15 +37,7 @@ def test_what_fits_if_facts_are_missing_or_wrong() -> None:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.parametrize(
-    ("row", "change", "reason"),
-    [
-        (5, {"time_us": 1.1}, "time and algbw of the row"), (9, {"time_us": 0.9}, "time and algbw of the row"),
-        (7, {"busbw_gb_s": 1.05}, "algbw and busbw of the row"), (9, {"algbw_gb_s": 1.05, "time_us": 1 / 1.05}, "algbw and busbw of the row"),
-        (None, {"algbw_gb_s": 1.2, "busbw_gb_s": 1.2}, "time and algbw"), (None, {"busbw_gb_s": 0.9}, "busbw is 1.57 * algbw: these are not the figures of all_reduce"),
-        (7, {"busbw_gb_s": 0.0}, "algbw and busbw of the row"), (7, {"time_us": 0.0}, "time and algbw of the row"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("row", "change", "reason"), CASES["figures-that-contradict-each-other"])
 def test_figures_that_contradict_each_other(
     release: str, row: int | None, change: dict[str, float], reason: str
 ) -> None:
@@ -56,15 +51,6 @@ def test_figures_that_contradict_each_other(
     assert reason in contradiction(rows, "all_reduce")
 
 
-@pytest.mark.parametrize(
-    ("update", "collective", "reason"),
-    [
-        ({"count": 3}, None, "size and count of the row of"),
-        ({"dtype": "half"}, "all_reduce", "size is 2 * count, busbw is 1.75 * algbw: these are not the figures of all_reduce"),
-        ({"dtype": "half"}, None, "these are not the figures of a collective"),
-        ({}, "reduce", "size is that of `count` elements, busbw is 1.75 * algbw: these are not the figures of reduce"),
-        ({"size_bytes": 1 << 20, "count": 1 << 18}, None, "time and algbw"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("update", "collective", "reason"), CASES["sizes-and-names-that-do-not-fit"])
 def test_sizes_and_names_that_do_not_fit(update: dict[str, Any], collective: str | None, reason: str) -> None:
     assert reason in contradiction([row.model_copy(update=update) for row in Table().rows()], collective)

@@ -13,7 +13,10 @@ import pytest
 from imagebuild.bench.models import PairedComparison
 from imagebuild.bench.paired import bootstrap_interval, judge_sides
 from imagebuild.bench.read import read_files
+from tests.conftest import data
 from tests.unit.bench.nccl_tables import Table
+
+CASES = data("cases/bench/paired")
 
 ORDER = ((0, 1), *((0, 1), (1, 0), (1, 0), (0, 1)) * 3)
 STUDENT = {5: 4.032, 7: 3.499, 11: 3.106}
@@ -161,19 +164,7 @@ def test_a_log_may_state_its_error_rate(compared: Callable[[str], PairedComparis
     assert widths[2] > 0.4 * widths[0], "a log cannot ask for an interval that is always narrow"
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "says"),
-    [
-        ("nccl-library=23203", "nccl-library=23007", "nccl=2.32.3: run 1 loaded NCCL 2.30.7"),
-        ("nccl-library=23203", "", "nccl=2.32.3: run 1 does not say which NCCL it loaded; set NCCL_DEBUG=VERSION"),
-        ("compare end 0", "compare end 137", "nccl=2.30.7: run 0 ended with exit status 137"),
-        (
-            "# Out of bounds values : 0 OK",
-            "# Out of bounds values : 3 FAILED",
-            "nccl=2.30.7: run 0 has a bad result, wrong data",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "says"), CASES["what-spoils-a-comparison"])
 def test_what_spoils_a_comparison(compared: Callable[[str], PairedComparison], old: str, new: str, says: str) -> None:
     text = log_of(slower(1))
     assert old in text

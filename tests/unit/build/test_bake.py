@@ -25,8 +25,10 @@ from imagebuild.oci.engine import Endpoint
 from imagebuild.oci.layout import EPOCH
 from imagebuild.project.plan import Plan, Target
 from imagebuild.project.project import Project
+from tests.conftest import data
 
-PACKED = "compression=zstd,force-compression=true,rewrite-timestamp=true,source-date-epoch=1763683200"
+CASES = data("cases/build/bake")
+
 CA = BuildInputs(secrets={"ca": Path("/etc/ca.crt")})
 
 
@@ -57,15 +59,7 @@ def test_a_rebuild_installs_packages_again_and_compiles_nothing_again(run: Build
     assert layer_attributes("gzip", None).endswith(f"source-date-epoch={EPOCH}")  # the oldest base's day
 
 
-@pytest.mark.parametrize(
-    ("output", "written"),
-    [
-        ("load", "type=docker"),
-        ("cacheonly", "type=cacheonly"),
-        ("push", f"type=oci,tar=false,dest=/build/{{id}}/layout.new,{PACKED}"),
-        ("/out", f"type=oci,tar=false,dest=/out/{{id}}.new,{PACKED}"),
-    ],
-)
+@pytest.mark.parametrize(("output", "written"), CASES["outputs"])
 def test_outputs(run: BuildRun, output: str, written: str) -> None:
     target = run.request.targets[0]
     assert entry(run, target, output=output, compression="zstd", rebuilt=date(2025, 11, 21))["output"] == [

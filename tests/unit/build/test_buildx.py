@@ -36,7 +36,10 @@ from imagebuild.project.project import Changes, Project
 from imagebuild.project.records import BuildResult
 from imagebuild.render.renderer import Renderer
 from tests import layouts
+from tests.conftest import data
 from tests.registry_fake import FakeRegistry
+
+CASES = data("cases/build/buildx")
 
 T0, T1, T2 = (f"2026-01-01T00:00:0{n}.123456789Z" for n in range(3))
 RUN = "[open-cuda13_0 linux/amd64->arm64 ucx 2/3] RUN make"
@@ -106,13 +109,9 @@ def test_which_steps_ran_and_for_how_long(events: list[Any], steps: list[tuple[b
 
 @pytest.mark.parametrize(
     ("events", "errors"),
-    [
-        ([vertex(end=T1), vertex(start=T1, end=T2, error="failed to fetch")], ["failed to fetch"]),
-        ([vertex(end=T0, error=CANCELLED), vertex(start=T1, end=T2)], []),
-        ([vertex(end=T1, error="exit code: 2"), vertex("b", end=T1, error="context canceled: stopped")], ["exit code: 2"]),
-    ],
+    CASES["what-failed-by-itself"],
     ids=["a source that is identified first", "cancelled for one target", "others that it took down"],
-)  # fmt: skip
+)
 def test_what_failed_by_itself(events: list[Any], errors: list[str]) -> None:
     assert [v.error for v in read(*events).failed()] == errors
 
@@ -154,16 +153,7 @@ def test_a_failed_step_names_target_component_last_lines_and_how_to_see_it_again
     assert text == "docker buildx bake exited with 1:\nERROR: Cannot connect to the Docker daemon"
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("ucx", "write NAME=FOLDER"),
-        ("ucx={}/empty", "with a folder that exists and is not empty"),
-        ("ucy={}", "no selected target has a component of this name with a source in git; did you mean 'ucx'"),
-        ("sshd={}", "no selected target has a component of this name with a source in git; known: "),
-        ("perftest={}", "no selected target has a component of this name with a source in git$"),
-    ],
-)
+@pytest.mark.parametrize(("given", "message"), CASES["wrong-sources"])
 def test_wrong_sources(project: Project, tmp_path: Path, given: str, message: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=message):

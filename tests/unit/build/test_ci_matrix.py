@@ -10,8 +10,10 @@ import pytest
 from imagebuild.build.ci_matrix import job_matrix
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Platform
-from tests.conftest import Files
+from tests.conftest import Files, data
 from tests.unit.conftest import Call
+
+CASES = data("cases/build/ci_matrix")
 
 ALL = [f"tiny-cuda{end}" for end in ("12.9-debian13-runtime", "13.0-debian13-runtime", "13.0-debian13-devel")]
 
@@ -23,24 +25,7 @@ def jobs(call: Call, *arguments: str, since: str = "before") -> tuple[list[str],
     return [entry["targets"] for entry in json.loads(out)["include"]], complaint
 
 
-@pytest.mark.parametrize(
-    ("file", "old", "new", "found"),
-    [
-        ("matrix.yaml", 'cuda: ["12.9", "13.0"]', 'cuda: ["12.9", "13.0", "13.1"]',
-         ["tiny-cuda13.1-debian13-runtime", "tiny-cuda13.1-debian13-devel"]),
-        ("matrix.yaml", 'library: "1.2"', 'library: [{when: {cuda: "13.0"}, version: "1.3"}, "1.2"]', ALL[1:]),
-        ("imagebuild.lock", "b" * 40, "c" * 40, ALL),
-        ("imagebuild.lock", '{"git"', '{"date": "2026-01-02", "git"', ALL),
-        ("dockerfiles/components/library/checks/loads.sh", "true", "false || true", ALL),
-        ("matrix.yaml", "    tags:", "    size-limit-mb: {runtime: 3}\n    tags:", ALL),
-        ("matrix.yaml", 'variant}"]', 'variant}"]\n    aliases: [{tag: "{repository}/{image}:latest", when: {variant: devel}}]',
-         ALL[2:]),
-        # What is written about a component or a check is no part of an image.
-        ("dockerfiles/components/tool/component.yaml", "title: Tool", "title: A tool", []),
-        ("dockerfiles/components/library/component.yaml", "it loads", "it is loaded", []),
-        ("dockerfiles/components/tool/build.j2", "FROM {{ base }}", "# Now a tool.\nFROM {{ base }}", []),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("file", "old", "new", "found"), CASES["what-differs"])
 def test_what_differs(call: Call, tiny: Files, file: str, old: str, new: str, found: list[str]) -> None:
     tiny.replace(file, old, new)
     targets, complaint = jobs(call)

@@ -9,18 +9,14 @@ import pytest
 
 from imagebuild.build.doctor import DoctorFinding, examine_machine
 from imagebuild.oci import engine
+from tests.conftest import data
 from tests.unit.conftest import BUILDX, Runner
+
+CASES = data("cases/build/doctor")
 
 HOST = "tcp://192.0.2.1:1"
 INSPECTED = "Name: default\nNodes:\nPlatforms:        linux/amd64, linux/amd64/v2, linux/arm64\n"
-INFO = {
-    "ServerVersion": "28.0.0",
-    "Driver": "overlayfs",
-    "DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]],
-    "DockerRootDir": "/data",
-    "Architecture": "x86_64",
-    "Runtimes": {"runc": {}},
-}
+INFO = CASES["info"]
 
 
 @pytest.fixture(autouse=True)
@@ -55,22 +51,7 @@ def test_a_bare_machine_gets_a_fix_for_every_line() -> None:
     assert found["mmdebstrap"].fix == "as root: apt-get install mmdebstrap"
 
 
-@pytest.mark.parametrize(
-    ("changed", "name", "ok", "detail"),
-    [
-        ({"docker buildx version": "github.com/docker/buildx 0.12.1"}, "buildx", False, "0.12.1 (0.13 or newer"),
-        ({"info": {**INFO, "DriverStatus": []}}, "image store", False, "overlayfs: stores only one platform"),
-        ({"info": {**INFO, "Architecture": "aarch64"}}, "platforms", True, "linux/amd64 (emulated), linux/arm64"),
-        ({"builder": "Platforms: linux/amd64, linux/386\n"}, "platforms", None, "linux/amd64"),
-        ({"builder": "BuildKit version: v0.31.1\n"}, "buildkit", None, "0.31.1 has known faults: buildkit-0.31.2"),
-        ({"enroot version": "4.1.0"}, "enroot", None, "4.1.0 has known faults: enroot-4.1.2-labels"),
-        ({"nvidia-ctk --version": "CLI version 1.17.7\n"}, "nvidia-container-toolkit", None, "1.17.7 has"),
-        ({"builder": "Status: inactive\n"}, "platforms", False, "the current builder lists no platform"),
-        ({}, "disk", None, "unknown"),
-        ({"info": {**INFO, "Runtimes": {"nvidia": {}}}}, "GPU runtime", True, "NVIDIA devices"),
-        ({"info": "null"}, "engine", False, "the output of `docker info` cannot be read"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "name", "ok", "detail"), CASES["one-thing-is-different"])
 def test_one_thing_is_different(changed: dict[str, Any], name: str, ok: bool | None, detail: str) -> None:
     finding = findings(**changed)[name]
     assert (finding.ok, finding.detail[: len(detail)]) == (ok, detail)

@@ -11,6 +11,9 @@ import pytest
 from imagebuild.build import folder
 from imagebuild.build.folder import check_layout, held_folders
 from imagebuild.core.errors import CommandError, ConfigError
+from tests.conftest import data
+
+CASES = data("cases/build/folder")
 
 
 @pytest.mark.parametrize("removed", [False, True])
@@ -78,13 +81,7 @@ def test_a_log_is_limited_has_no_secrets_and_ends_with_the_error(
         folder.BuildLog(tmp_path / "y" / "build.log")
 
 
-@pytest.mark.parametrize(
-    ("names", "accepted"),
-    [
-        ([], True), (["blobs"], True), (["oci-layout", "index.json", "blobs"], True), (["ingest", "blobs"], True),
-        (["thesis.txt"], False), (["blobs", "thesis.txt"], False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("names", "accepted"), CASES["a-layout-that-a-killed-build-left-is-replaced"])
 def test_a_layout_that_a_killed_build_left_is_replaced(tmp_path: Path, names: list[str], accepted: bool) -> None:
     for name in names:
         (tmp_path / name).touch()

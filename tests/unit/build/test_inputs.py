@@ -22,8 +22,10 @@ from imagebuild.core.errors import CommandError, ConfigError, ResultError, Unrea
 from imagebuild.core.settings import Mirrors
 from imagebuild.project.plan import Plan
 from imagebuild.render.renderer import Renderer
-from tests.conftest import ROOT, git, ran
+from tests.conftest import ROOT, data, git, ran
 from tests.upstream.server import Server
+
+CASES = data("cases/build/inputs")
 
 
 class Image:
@@ -78,12 +80,7 @@ def test_a_rule_does_not_see_what_another_wrote_and_passwords_are_in_no_argument
 
 @pytest.mark.programs
 @pytest.mark.parametrize(
-    ("recording", "command", "left"),
-    [
-        (True, "update", []),
-        (False, "update", ["archives/x.deb"]),
-        (True, "install", ["archives/x.deb", "lists/x_Packages"]),
-    ],
+    ("recording", "command", "left"), CASES["all-goes-through-a-bundle-s-proxy-and-what-is-cached-hides-nothing"]
 )
 def test_all_goes_through_a_bundle_s_proxy_and_what_is_cached_hides_nothing(
     image: Image, recording: bool, command: str, left: list[str]

@@ -26,14 +26,13 @@ from imagebuild.core.debian import parse_oneline
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import RunProgram
 from imagebuild.oci.engine import EnginePaths
+from tests.conftest import data
 from tests.unit.conftest import APT_KEY, BUILDX, AptMachine, Runner
 
+CASES = data("cases/build/private")
+
 POOL = IPv4Network("172.30.0.0/19")
-ROUTES = [
-    {"dst": "default", "dev": "eth0"},
-    {"dst": "172.30.0.0/24", "dev": "docker7"},
-    {"dst": "192.0.2.2", "dev": "eth0", "type": "local"},
-]
+ROUTES = CASES["routes"]
 
 
 def process(machine: Path, pid: int, *argv: str) -> None:
@@ -236,13 +235,7 @@ def test_debian_12_takes_the_engine_from_the_next_release_and_nothing_else(here:
         assert "Pin-Priority: 50" in (here.etc / "preferences.d" / "imagebuild-trixie").read_text()
 
 
-@pytest.mark.parametrize(
-    ("distribution", "message"),
-    [
-        (("fedora", "41", ""), r"of these packages yourself: docker\.io"),
-        (("debian", "12", "bookworm"), "no apt source is an archive of bookworm"),
-    ],
-)
+@pytest.mark.parametrize(("distribution", "message"), CASES["what-cannot-be-installed"])
 def test_what_cannot_be_installed(here: AptMachine, distribution: tuple[str, str, str], message: str) -> None:
     here.become(*distribution)
     here.listing("debian.sources").unlink()

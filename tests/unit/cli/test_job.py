@@ -10,8 +10,10 @@ import pytest
 from imagebuild.cli import job as module
 from imagebuild.cli.job import project_plan
 from imagebuild.cli.options import ProjectFiles
-from tests.conftest import ROOT
+from tests.conftest import ROOT, data
 from tests.unit.conftest import Call
+
+CASES = data("cases/cli/job")
 
 
 def test_the_command_writes_what_it_would_print(tmp_path: Path, command: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,18 +53,7 @@ def test_a_plan_in_a_file_is_as_good_as_the_project(
     assert [text.splitlines()[1:] for text in of_stream] == of_project
 
 
-@pytest.mark.parametrize(
-    ("options", "is_read"),
-    [
-        ("--image example.com/hpcx:1", False),
-        ("--image ghcr.io/acme/hpcx:1 --registry ghcr.io/acme", True),
-        ("--image ghcr.io/acme-2/hpcx:1 --registry ghcr.io/acme", False),
-        ("--image registry.test/acme/tiny:1", True),
-        ("--image tiny-cuda13.0-debian13-runtime", True),
-        ("", True),
-        ("--container none", False),
-    ],
-)
+@pytest.mark.parametrize(("options", "is_read"), CASES["the-plan-is-made-only-for-images-that-it-can-name"])
 def test_the_plan_is_made_only_for_images_that_it_can_name(
     options: str, is_read: bool, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,8 @@ from tests.publish_fakes import COMMIT, HOST, NEW, Site
 from tests.registry_fake import index, put_image
 from tests.unit.conftest import Call
 
+CASES = data("cases/cli/publish")
+
 TAG = f"{HOST}/acme/tiny:cuda13.0-tool3.4-{COMMIT[:7]}"
 
 
@@ -169,15 +171,7 @@ def test_the_worst_exit_status_counts(folder: Path, command: Call) -> None:
     assert (status, "use the version of imagebuild that wrote it" in err) == (5, True)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("repository", "--runner=exec:touch pwned"), ("repository", "-x"), ("repository", "r.test/$(touch pwned)"),
-        ("repository", "r.test/x\n--json"), ("repository", "r.test/`x`"), ("repository", "r.test/a b"),
-        ("target", "../../etc"), ("target", "a/../../b"), ("target", "--help"), ("target", "a;b"), ("target", "ä\u202e"),
-        ("target", ""), ("digest", "--json=/etc/x"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("key", "value"), CASES["a-value-of-a-result-becomes-no-option"])
 def test_a_value_of_a_result_becomes_no_option(folder: Path, command: Call, key: str, value: str) -> None:
     result = folder / "0/a/result.json"
     content = json.loads(result.read_text())

@@ -9,20 +9,15 @@ from pathlib import Path
 import pytest
 
 from imagebuild.bench.verification import VerifyResult
-from tests.conftest import LIBRARY, ROOT, TOOL, Files
+from tests.conftest import LIBRARY, ROOT, TOOL, Files, data
 from tests.report_samples import nccl_log
 from tests.unit import image_files
 from tests.unit.conftest import Call
 
+CASES = data("cases/cli/verify")
+
 ME = pwd.getpwuid(os.getuid()).pw_name
-CHECKS = f"""\
-checks:
-  - {{name: version, description: Its version is right, user: {ME}, run: "echo library 1.2; echo ${{EXTRA:-}}", expect: "^library {{version}}$"}}
-  - {{name: fails, description: Never passes, user: {ME}, run: "echo SECRET_TOKEN=abcdef; exit 3"}}
-  - {{name: large, description: Needs much, user: {ME}, run: x, needs: [gpus>=64]}}
-  - {{name: hangs, description: Never ends, user: {ME}, run: "echo begun; sleep 1000", timeout-s: 5}}
-  - {{name: other, description: Somebody else, user: nobody-like-this, run: x}}
-"""
+CHECKS: str = CASES["checks"]
 OTHER = (
     ("skipped", f"needs the user nobody-like-this; commands run as {ME} here")
     if os.getuid()
@@ -44,14 +39,7 @@ def test_a_component_that_is_not_known_here(call: Call) -> None:
     assert (status, "gone: the image has this component, but the project does not" in err) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "listed"),
-    [
-        ((), ["image/no-keys", "library/large", "gpus>=64", "tool/runs"]),
-        (("--only", "image/no-*"), ["image/no-keys"]),
-        (("ghcr.io/acme/foreign:1",), ["image/no-keys", "library/large", "gpus>=64", "tool/runs"]),  # nobody is asked
-    ],
-)
+@pytest.mark.parametrize(("arguments", "listed"), CASES["the-list-says-what-checks-need"])
 def test_the_list_says_what_checks_need(call: Call, tiny: Files, arguments: tuple[str, ...], listed: list[str]) -> None:
     tiny.component("tool", TOOL + "checks: [{name: runs, description: d, run: x}]\n")
     status, out, _ = call("--list", *arguments)
@@ -89,27 +77,12 @@ def test_a_run_on_this_machine(call: Call, tmp_path: Path) -> None:
     assert result.surroundings.environment["HOME"]
 
 
-BENCHMARK = f"""\
-checks:
-  - {{name: sum, description: d, user: {ME}, run: "cat {{root}}/log", results: nccl-tests, environment: {{NCCL_NVLS_ENABLE: "0"}}}}
-"""
+BENCHMARK: str = CASES["benchmark"]
 PROFILE = ("--profile", "h100", "--profiles", str(ROOT / "profiles"))
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize(
-    ("busbw", "ranks", "options", "reason"),
-    [
-        (366.0, 8, (), ""),
-        # A GPU is missing. Four GPUs of a node reach the speed of eight.
-        (366.0, 7, (), "incomplete: 7 of 8 GPUs took part; if fewer are meant, pass --gpus 7 (to accept it: --allow partial)"),
-        (366.0, 4, (), "incomplete: 4 of 8 GPUs took part; if fewer are meant, pass --gpus 4 (to accept it: --allow partial)"),
-        (366.0, 4, ("--gpus", "4"), ""),
-        (366.0, 3, ("--gpus", "4"), "incomplete: 3 of 4 GPUs took part; if fewer are meant, pass --gpus 3 (to accept it: --allow partial)"),
-        (366.0, 4, ("--allow", "partial"), ""),
-        (200.0, 8, ("--allow", "partial"), "too slow: 54.6% of the reference, below the 90% that pass; 44% of the ceiling"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("busbw", "ranks", "options", "reason"), CASES["verify-and-report-of-its-folder-say-the-same"])
 def test_verify_and_report_of_its_folder_say_the_same(
     command: Call, call: Call, tiny: Files, busbw: float, ranks: int, options: tuple[str, ...], reason: str
 ) -> None:

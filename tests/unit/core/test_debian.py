@@ -31,7 +31,10 @@ from imagebuild.core.debian import (
     version_key,
 )
 from imagebuild.core.errors import CommandError, ResultError
+from tests.conftest import data
 from tests.unit.conftest import APT_KEY, DEB822, ONE_LINE, AptMachine
+
+CASES = data("cases/core/debian")
 
 MAIN = "http://archive.example.org/debian"
 SECURITY = "http://archive.example.org/debian-security"
@@ -77,38 +80,10 @@ def test_the_smallest_index_first_and_no_weak_hash() -> None:
     assert [path for path, _, _ in by_hash] == [f"main/by-hash/SHA256/{'1' * 64}", "main/Packages.zst"]
 
 
-INDEX = """\
-Package: libnccl2
-Architecture: amd64
-Version: 2.31.2-1+cuda12.9
-Description: one
- Package: not-a-package
-
-Package: libnccl2
-Version: 2.32.3-1+cuda12.9
-
-Package: libnccl2
-Version: 2.9.9-1+cuda12.9
- \t
-Package: other
-Version: 1
-"""
+INDEX: str = CASES["index"]
 
 
-OTHERS = """
-Package: libnccl2
-Version: 1 2
-Architecture: amd64
-
-Package: libnccl2
-Version: 3
-Architecture: arm64
-
-Package: libnccl2t64
-Version: 2
-Architecture: amd64
-Provides: x, libnccl2 (= 2), gone:any
-"""
+OTHERS: str = CASES["others"]
 
 
 def test_versions_of_the_packages_that_are_asked_for() -> None:

@@ -1,22 +1,12 @@
 import pytest
 
 from imagebuild.core.fields import matches, natural_order, satisfies
+from tests.conftest import data
+
+CASES = data("cases/core/fields")
 
 
-@pytest.mark.parametrize(
-    ("value", "wanted", "answer"),
-    [
-        ("13.0", ">=13", True),
-        ("13.10", ">=13.4", True),
-        ("13.0", "13.0", True),
-        ("13.0.1", "13.0", False),
-        ("12.9", ">=13,<14", False),
-        ("debian13", ">=13", False),
-        ("5.0.7-1", ">=5", True),
-        ("runtime", "!=1", False),
-        ("1" * 5000, ">=1", False),
-    ],
-)
+@pytest.mark.parametrize(("value", "wanted", "answer"), [*CASES["satisfies"], ("1" * 5000, ">=1", False)])
 def test_satisfies(value: str, wanted: str, answer: bool) -> None:
     assert satisfies(value, wanted) is answer
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import itertools
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import pytest
 from imagebuild.core import http
 from imagebuild.core.errors import Absent, CommandError, Unreachable
 from imagebuild.core.http import Client, Downloads, Patience
+from tests.conftest import data
 from tests.faulty import Answer
 from tests.unit.conftest import LOGIN, Serve
 
@@ -82,41 +81,21 @@ def test_a_password_of_a_netrc_file_goes_to_its_host_and_no_further(serve: Serve
     assert "secret" not in str(caught.value)
 
 
-OK = b"HTTP/1.1 200 OK\r\n"
 BOMB = gzip.compress(bytes(64 << 20))
-HOSTILE: dict[str, tuple[Callable[[], Iterator[bytes]], str]] = {
-    "body drips": (lambda: itertools.chain([OK + b"Content-Length: 999\r\n\r\n"], itertools.repeat(b"x")), "bytes per second"),
-    "chunks drip": (
-        lambda: itertools.chain([OK + b"Transfer-Encoding: chunked\r\n\r\n"], itertools.repeat(b"1\r\nx\r\n")), "per second",
-    ),
-    "headers drip": (lambda: itertools.chain([OK], itertools.repeat(b"x")), "bytes per second"),
-    "trailers drip": (
-        lambda: itertools.chain([OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n"], itertools.repeat(b"x")), "per second",
-    ),
-    "endless 100": (lambda: itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n" * 4000), "headers of more than"),
-    "endless body": (lambda: itertools.chain([OK + b"\r\n"], itertools.repeat(bytes(1 << 16))), "larger than the maximum"),
-    "endless error": (
-        lambda: itertools.chain([b"HTTP/1.1 500 No\r\n\r\n"], itertools.repeat(bytes(1 << 16))), "larger than the maximum",
-    ),
-    "redirect loop": (
-        lambda: iter([b"HTTP/1.1 302 Found\r\nLocation: /x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"]), "redirects more",
-    ),
-    "redirect to a file": (
-        lambda: iter([b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n"]), "No connection adapters",
-    ),
-}  # fmt: skip
+HOSTILE: dict[str, dict[str, Any]] = data("cases/core/http")
 
 
-def streaming(pieces: Callable[[], Iterator[bytes]], pause_s: float) -> str:
-    """Start a server that sends these pieces to each client, and return its URL."""
+def streaming(begin: bytes, again: bytes, pause_s: float) -> str:
+    """Start a server that sends `begin`, and then `again` without end, to each client, and return its URL."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def answer(client: socket.socket) -> None:
         try:
             with client:
                 client.recv(1 << 16)
-                for piece in pieces():
-                    client.sendall(piece)
+                client.sendall(begin)
+                while again:
+                    client.sendall(again)
                     time.sleep(pause_s)
         except OSError:
             pass
@@ -134,15 +113,17 @@ def streaming(pieces: Callable[[], Iterator[bytes]], pause_s: float) -> str:
 def test_a_hostile_answer_ends_soon_and_stays_small(monkeypatch: pytest.MonkeyPatch, name: str, stream: bool) -> None:
     monkeypatch.setattr(http, "GRACE_S", 1.0)
     monkeypatch.setattr(http, "MOST_ANSWER", 1 << 20)
-    pieces, problem = HOSTILE[name]
-    url, client = streaming(pieces, 0.05 if "drip" in name else 0), Client(patience=Patience(0))
+    row = HOSTILE[name]
+    again = (row.get("again", "") * row.get("times", 1)).encode()
+    url = streaming(row.get("begin", "").encode(), again, 0.05 if "drip" in name else 0)
+    client = Client(patience=Patience(0))
     began = time.monotonic()
 
     def read() -> bytes:
         answer = client.send("GET", url, "request", timeout_s=1, stream=stream)
         return b"".join(client.chunks(answer, "request", 1 << 20))
 
-    with pytest.raises(CommandError, match=problem):
+    with pytest.raises(CommandError, match=row["says"]):
         read()
     assert time.monotonic() - began < 60
 

@@ -11,9 +11,11 @@ from imagebuild.bench.read import read_files
 from imagebuild.core.errors import ConfigError
 from imagebuild.jobs.compare import parse_sides
 from imagebuild.jobs.manifest import comparison_script
-from tests.conftest import ran
+from tests.conftest import data, ran
 from tests.unit.bench.nccl_tables import Table
 from tests.unit.jobs.job_fakes import outer_script, text
+
+CASES = data("cases/jobs/compare")
 
 pytestmark = pytest.mark.programs
 
@@ -80,20 +82,7 @@ def test_a_variable_may_be_unset(tmp_path: Path) -> None:
     assert [(texts[n], found.sections[n].status) for n in (0, 1)] == [(["Ring"], 0), ([], 1)]
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("nccl", "write nccl=VERSION,VERSION or env:NAME=VALUE,VALUE"),
-        ("ucx=1,2", "write nccl=VERSION,VERSION"),
-        ("nccl=2.30.7", "name 2 to 12 different values"),
-        ("nccl=2.30.7,2.30.7", "name 2 to 12 different values"),
-        ("nccl=2.30,2.31.1", "'2.30' is not a version of NCCL; write three numbers"),
-        ("nccl=latest,2.31.1", "'latest' is not a version"),
-        ("env:NCCL ALGO=a,b", "write nccl="),
-        ("env:A=$(id),b", "values may contain"),
-        ("env:A=" + ",".join(map(str, range(13))), "name 2 to 12"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), CASES["wrong-sides"])
 def test_wrong_sides(text: str, says: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_sides(text)
@@ -112,22 +101,10 @@ def test_wrong_numbers() -> None:
 
 
 MPIRUN = '#!/bin/bash\nwhile [ "$1" != /bin/bash ]; do shift; done\nexec "$@"\n'
-PROGRAM = """\
-#!/bin/bash
-[[ "$*" != *-h* ]] || exit 0
-cat "${LD_LIBRARY_PATH%%:*}/output"
-"""
+PROGRAM: str = CASES["program"]
 
 
-@pytest.mark.parametrize(
-    ("fault", "problem"),
-    [
-        ("", ""),
-        ("2.30.7", "run 1, nccl=2.32.3: loaded NCCL version 2.30.7; correct the folder of this version"),
-        ("absent", "libs/nccl-2.32.3: has no libnccl.so.2, neither there nor in lib"),
-        ("7 ranks", "run 1, nccl=2.32.3, all_reduce: 7 ranks took part instead of 8"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "problem"), CASES["a-job-that-compares"])
 def test_a_job_that_compares(fault: str, problem: str, tmp_path: Path) -> None:
     """The script of a launcher, with a stand-in for mpirun and for the benchmark."""
     for version, rate in ("2.30.7", 350.0), ("2.32.3", 340.0):

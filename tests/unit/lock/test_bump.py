@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,22 +15,17 @@ from imagebuild.project.lockfile import GitRef, PackageSource, WheelSet
 from imagebuild.project.plan import Plan, make_plan
 from imagebuild.project.project import Project
 from imagebuild.render.renderer import Renderer
-from tests.conftest import LIBRARY, Files
+from tests.conftest import LIBRARY, Files, data
 from tests.unit.lock.lock_fakes import KEY, Fake
+
+CASES = data("cases/lock/bump")
 
 GIT = "https://example.org/tool.git"
 URL = "https://example.org/repository/"
 REPOSITORY = f"repository: {{name: r, url: '{URL}', key: k}}\n"
 
 
-@pytest.mark.parametrize(
-    ("current", "versions", "found"),
-    [
-        ("1.9", ["1.8", "1.9", "1.10", "2.0rc1"], ["1.10"]),
-        ("26.04.17", ["v27.0", "perftest-27", "26.04.18", "25.07.0-0.104", "26.04.20+x"], ["26.04.18"]),
-        ("9.26.0.51", ["9.26.0.52", "9.27"], ["9.27", "9.26.0.52"]),
-    ],
-)
+@pytest.mark.parametrize(("current", "versions", "found"), CASES["newer-ones"])
 def test_newer_ones(current: str, versions: list[str], found: list[str]) -> None:
     assert newer(current, versions) == found
 
@@ -116,17 +112,7 @@ def test_a_version_that_is_not_everywhere_yet(files: Files) -> None:
     assert proposals(files, fake).changes == {("library", 0): "1.3"}
 
 
-@pytest.mark.parametrize(
-    ("pin", "why"),
-    [
-        (f'{{version: "3.4", commit: {"b" * 40}}}', "no server lists its versions"),
-        ('"1:8.9p1"', "cannot be compared: Invalid version: '1:8.9p1'"),
-        (
-            '[{when: {cuda: ">=12"}, version: "3.4"}]',
-            "applies only to some targets; to change the version, run `imagebuild bump tool`",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("pin", "why"), CASES["pins-that-stay"])
 def test_pins_that_stay(files: Files, pin: str, why: str) -> None:
     files.replace("matrix.yaml", 'tool: "3.4"', f"tool: {pin}")
     found = proposals(files, upstream(tags=("v3.5",)))
@@ -150,30 +136,14 @@ def test_a_source_that_does_not_answer(files: Files) -> None:
     assert found.kept == [("library", "1.2", f"cannot be compared: {URL}: down")]
 
 
-MATRIX_PINS = """\
-  library: "1.2" # newer than 1.2 of tool
-  tool:
-    # the old one
-    - {when: {cuda: "<13"}, version: 3.4} # 3.4 it is
-    - when: {os: debian12}
-      version: '3.4'
-    - 3.4
-"""
+MATRIX_PINS: str = CASES["matrix-pins"]
 
 
-@pytest.mark.parametrize(
-    ("row", "old", "new"),
-    [
-        (("library", 0), 'library: "1.2" # newer than 1.2', 'library: "9" # newer than 1.2'),
-        (("tool", 0), "version: 3.4} # 3.4 it", "version: 9} # 3.4 it"),
-        (("tool", 1), "version: '3.4'", "version: '9'"),
-        (("tool", 2), "    - 3.4\n", "    - 9\n"),
-    ],
-)
-def test_only_the_version_changes_in_the_matrix(files: Files, row: tuple[str, int], old: str, new: str) -> None:
+@pytest.mark.parametrize(("row", "old", "new"), CASES["only-the-version-changes-in-the-matrix"])
+def test_only_the_version_changes_in_the_matrix(files: Files, row: list[Any], old: str, new: str) -> None:
     files.replace("matrix.yaml", '  library: "1.2"\n  tool: "3.4"\n', MATRIX_PINS)
     text = (files.root / "matrix.yaml").read_text()
-    assert edited(files.load().matrix, {row: "9"}) == text.replace(old, new, 1)
+    assert edited(files.load().matrix, {(row[0], row[1]): "9"}) == text.replace(old, new, 1)
 
 
 def test_a_version_that_does_not_stand_by_itself(files: Files) -> None:

@@ -30,13 +30,9 @@ from tests.upstream import packages
 from tests.upstream.keys import Keys
 from tests.upstream.server import Server
 
-OFFERED = {
-    "release": {
-        "main": "sshd 1:10.2p1-2ubuntu3 -, distro-keyring 1 -",
-        "universe": "libpmix2t64 6.0.0+really5.0.9-3build1 libpmix2 (= 5.0.9), exim 1 mta, postfix 1 mta",
-    },
-    "release-updates": {"main": "sshd 1:10.2p1-2ubuntu3.8 -", "universe": ""},
-}
+CASES = data("cases/lock/distribution")
+
+OFFERED = CASES["offered"]
 """Maps each suite and component to its packages: name, version, provided package."""
 
 
@@ -99,15 +95,7 @@ def test_what_becomes_of_each_archive(
         assert asked == row.get("asked", asked)
 
 
-@pytest.mark.parametrize(
-    ("image", "suite"),
-    [
-        ("ubuntu:24.04", "http://archive.ubuntu.com/ubuntu/dists/noble/"),
-        ("registry.example:5000/mirror/ubuntu:jammy-20260101", "http://archive.ubuntu.com/ubuntu/dists/jammy/"),
-        ("ubuntu:25.10", None),
-        ("example/other:24.04", None),
-    ],
-)
+@pytest.mark.parametrize(("image", "suite"), CASES["the-archive-of-a-base"])
 def test_the_archive_of_a_base(image: str, suite: str | None) -> None:
     archive = archive_of(Base(image=image), "amd64")
     assert (archive.suites[0] if archive else None) == suite
@@ -129,18 +117,6 @@ def test_the_packages_of_all_targets(project: Project, full_plan: Plan, renderer
     assert arm64 == {("ubuntu26.04", "arm64"), ("ubuntu22.04", "arm64")}, "portable components are compiled on 22.04"
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("RUN apt-get install -y a-b libc6:$TARGETARCH 'd1=1.2*' && echo no", "a-b libc6 d1=1.2"),
-        (
-            "RUN <<'EOF'\napt-get update -qq\nX=1 apt-get -o A=b install -qq \\\n  one \\\n  two\nnot-this\nEOF",
-            "one two",
-        ),
-        ("# apt-get install never\nRUN apt-get install first --no-install-recommends second; x", "first second"),
-        ('RUN apt-get install ./a.deb "g++-$cpu" $more UPPER g++ | tee log', "g++"),
-        ("RUN apt-get download some && apt-get purge other; apt-get install", ""),
-    ],
-)
+@pytest.mark.parametrize(("text", "found"), CASES["packages-that-a-dockerfile-installs"])
 def test_packages_that_a_dockerfile_installs(text: str, found: str) -> None:
     assert " ".join(installed_packages(text)) == found

@@ -39,10 +39,12 @@ from imagebuild.project.plan import Target, make_plan, select_one
 from imagebuild.project.project import Project
 from imagebuild.render.image import adaptations
 from imagebuild.render.renderer import Renderer
-from tests.conftest import ROOT
+from tests.conftest import ROOT, data
 from tests.unit.conftest import Call
 from tests.unit.lock.lock_fakes import A, B, Fake, lock_of
 from tests.upstream import bases, hpcx
+
+CASES = data("cases/lock/facts")
 
 pytestmark = pytest.mark.programs
 CUDA = bases.Cuda("13.4.2", "ubuntu24.04", "2.30.7-1+cuda13.3")
@@ -76,12 +78,7 @@ def test_a_tree_says_what_it_is(top: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("init", "problem"),
-    [
-        ("stack_load() { :; }; unset PATH; while :; do :; done", "did not answer within|failed"),
-        ("stack_load() { head -c 3000000 /dev/zero > big; }", "failed"),
-    ],
-    ids=["endless", "fills the disk"],
+    ("init", "problem"), CASES["a-script-that-does-not-end-well-is-ended"], ids=["endless", "fills the disk"]
 )
 def test_a_script_that_does_not_end_well_is_ended(
     top: Path, init: str, problem: str, monkeypatch: pytest.MonkeyPatch

@@ -14,8 +14,11 @@ from imagebuild.core.run import run_program
 from imagebuild.lock.repositories import SIGNED, signed_release
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.lockfile import LockedRepository, PackageSource
+from tests.conftest import data
 from tests.unit.conftest import at
 from tests.upstream.server import Server
+
+CASES = data("cases/lock/repositories")
 
 
 def resolved(downloads: Server, *packages: str) -> LockedRepository:
@@ -52,17 +55,7 @@ def test_a_suite_that_is_not_flat() -> None:
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize(
-    ("key", "binding", "release", "system", "problem"),
-    [
-        ("rsa2048", "SHA256", "SHA256", "debian13", ""), ("ed25519", "SHA512", "SHA256", "ubuntu26.04", ""),
-        ("rsa2048", "SHA1", "SHA256", "debian13", "is bound by SHA-1, which the apt of debian13 refuses"),
-        ("ed25519", "SHA1", "SHA256", "ubuntu26.04", "is bound by SHA-1, which the apt of ubuntu26.04 refuses"),
-        ("rsa2048", "SHA1", "SHA256", "ubuntu24.04", ""), ("rsa1024", "SHA256", "SHA256", "debian12", ""),
-        ("rsa1024", "SHA256", "SHA256", "debian13", "uses RSA with 1024 bits, which the apt of debian13 refuses"),
-        ("rsa2048", "SHA256", "SHA1", "debian12", "the signature of the release uses SHA-1, which apt refuses"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("key", "binding", "release", "system", "problem"), CASES["keys-that-apt-refuses"])
 def test_keys_that_apt_refuses(tmp_path: Path, key: str, binding: str, release: str, system: str, problem: str) -> None:
     """The verdicts on debian13 are those of its sqv for the same keys."""
     (tmp_path / "home").mkdir(mode=0o700)

@@ -27,7 +27,10 @@ from imagebuild.oci.engine import (
     remove_patiently,
     sdk_errors_explained,
 )
+from tests.conftest import data
 from tests.unit.conftest import BUILDX, Runner
+
+CASES = data("cases/oci/engine")
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.docker.raw-stream\r\n\r\n"
 HOST = "tcp://192.0.2.1:1"
@@ -43,20 +46,11 @@ def test_paths_by_default_and_in_another_place() -> None:
     assert EnginePaths.of({"IMAGEBUILD_STATE": "here"}).state == Path.cwd() / "here"
 
 
-@pytest.mark.parametrize(
-    ("environ", "answers", "found", "not_asked"),
-    [
-        ({"DOCKER_HOST": HOST}, {f"docker --host {HOST} version": "26.1.5+dfsg1\n"}, (HOST, "DOCKER_HOST"), "docker context"),
-        # With its keys, which the CLI knows.
-        ({}, {**CONTEXT, "docker version": "28.0.0"}, ("tcp://192.0.2.2:1", "context"), "docker --host"),
-    ],
-)  # fmt: skip
-def test_an_engine_is_found(
-    environ: dict[str, str], answers: dict[str, str], found: tuple[str, str], not_asked: str
-) -> None:
+@pytest.mark.parametrize(("environ", "answers", "found", "not_asked"), CASES["an-engine-is-found"])
+def test_an_engine_is_found(environ: dict[str, str], answers: dict[str, str], found: list[str], not_asked: str) -> None:
     run = Runner({**BUILDX, **answers})
     endpoint = find_engine(environ, run)
-    assert (endpoint.host, endpoint.origin) == found
+    assert [endpoint.host, endpoint.origin] == found
     assert not run.of(not_asked)
     assert endpoint.environment == ({} if endpoint.origin == "context" else {"DOCKER_HOST": endpoint.host})
 

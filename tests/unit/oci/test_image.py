@@ -20,10 +20,13 @@ from imagebuild.render.renderer import Renderer
 from imagebuild.verify.layers import scan_all
 from imagebuild.verify.rules import judge_images, read_images
 from imagebuild.verify.subject import ImageFinder
+from tests.conftest import data
 from tests.handmade import handmade
 from tests.registry_fake import FakeRegistry, put_image
 from tests.unit import image_files
 from tests.unit.image_files import Layout, layer, saved
+
+CASES = data("cases/oci/image")
 
 FILES = {"etc/hostname": b"tiny\n"}
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -110,16 +113,7 @@ def test_the_first_manifest_of_a_platform_is_chosen_as_engines_do(tmp_path: Path
     assert read(made.root, tmp_path) == [["first"], ["arm"]]
 
 
-@pytest.mark.parametrize(
-    "platform",
-    [
-        {"os": "linux", "architecture": "x86_64"},
-        {"os": "Linux", "architecture": "X86-64"},
-        {"os": "linux", "architecture": "amd64", "variant": "V1"},
-        {"architecture": "amd64"},
-        {"os": "", "architecture": "amd64"},
-    ],
-)
+@pytest.mark.parametrize("platform", CASES["no-other-name-of-a-platform-hides-the-image-that-engines-choose"])
 def test_no_other_name_of_a_platform_hides_the_image_that_engines_choose(
     platform: dict[str, str], tmp_path: Path
 ) -> None:
@@ -130,20 +124,7 @@ def test_no_other_name_of_a_platform_hides_the_image_that_engines_choose(
     assert read(made.root, tmp_path) == [["first"]]
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"rootfs": {"diff_ids": [f"sha256:{'0' * 64}"]}}, "the digest after decompression is sha256:"),
-        ({"Config": {"User": "0"}}, "engines read the key 'Config' as 'config'"),
-        ({"config": {"Labels": {"Size": "1"}, "user": "0"}}, "engines read the key 'user' as 'User'"),
-        ({"history": [{"o\u017f": "windows"}]}, "engines read the key 'o\u017f' as 'os'"),
-        ({"rootfs": {"diff_ids": [""]}}, "the diff id '' is not a digest"),
-        ({"rootfs": {"diff_ids": [None]}}, "TypeError: expected string"),
-        ({"rootfs": {"diff_ids": [{}]}}, "TypeError: expected string"),
-        ({"rootfs": {}}, "the configuration names 0 layers, but the manifest 1"),
-        ({"architecture": "arm64"}, "the index lists it for linux/amd64, but its configuration is for linux/arm64"),
-    ],
-)
+@pytest.mark.parametrize(("change", "reason"), CASES["images-that-engines-refuse"])
 def test_images_that_engines_refuse(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
     made = Layout(tmp_path / "x")
     made.image([layer(FILES)], change)

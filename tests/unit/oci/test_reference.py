@@ -6,24 +6,16 @@ import pytest
 
 from imagebuild.core.errors import ConfigError
 from imagebuild.oci.reference import ImageReference, api_address, is_loopback, parse_reference
+from tests.conftest import data
+
+CASES = data("cases/oci/reference")
 
 DIGEST = "sha256:" + "0a" * 32
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("debian", ImageReference("docker.io", "library/debian")),
-        ("debian:13", ImageReference("docker.io", "library/debian", "13")),
-        ("acme/tool", ImageReference("docker.io", "acme/tool")),
-        ("ghcr.io/acme/gpu/open:13.2-x", ImageReference("ghcr.io", "acme/gpu/open", "13.2-x")),
-        ("localhost/a", ImageReference("localhost", "a")),
-        (f"localhost:5000/a__b/c-d@{DIGEST}", ImageReference("localhost:5000", "a__b/c-d", None, DIGEST)),
-        (f"127.0.0.1:5000/a:b@{DIGEST}", ImageReference("127.0.0.1:5000", "a", "b", DIGEST)),
-        ("[::1]:5000/a", ImageReference("[::1]:5000", "a")),
-    ],
-)
-def test_parse(text: str, expected: ImageReference) -> None:
+@pytest.mark.parametrize(("text", "parts"), CASES["parse"])
+def test_parse(text: str, parts: list[str]) -> None:
+    expected = ImageReference(*parts)
     assert parse_reference(text) == expected
     assert parse_reference(str(expected)) == expected
 

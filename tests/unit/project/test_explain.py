@@ -8,22 +8,12 @@ from imagebuild.project.explain import explain
 from imagebuild.project.load import load_project
 from imagebuild.project.plan import make_plan, select_one
 from imagebuild.project.project import Changes
-from tests.conftest import ROOT
+from tests.conftest import ROOT, data
+
+CASES = data("cases/project/explain")
 
 SHIPPED = ROOT / "matrix.yaml"
-OWN = """\
-extends: imagebuild
-repository: ghcr.io/acme
-versions: {gdrcopy: "2.5"}
-images:
-  train:
-    from: open
-    axes: {cuda: "13.5", os: debian13, variant: runtime}
-    env: {TEAM: net}
-    packages: {apt: [htop, "jq=1.7"]}
-  debug:
-    from: train
-"""
+OWN: str = CASES["own"]
 
 
 @pytest.fixture

@@ -7,7 +7,9 @@ import pytest
 from imagebuild.core.errors import ConfigError
 from imagebuild.project.plan import Plan, make_plan, select_targets
 from imagebuild.project.project import Changes
-from tests.conftest import LIBRARY, Files
+from tests.conftest import LIBRARY, Files, data
+
+CASES = data("cases/project/plan")
 
 
 def test_the_plan_of_this_project(full_plan: Plan, golden: Callable[[str, str], None]) -> None:
@@ -23,23 +25,10 @@ def test_requirements_come_first_are_added_and_may_be_provided(tiny: Files) -> N
     assert list(make_plan(tiny.load()).targets[0].components) == ["other", "tool"]
 
 
-@pytest.mark.parametrize(
-    ("options", "selector", "says"),
-    [
-        (Changes(with_=("rival",), without=("tool",)), "tiny", ""),
-        (Changes(with_=("rival",), without=("tool",)), "other", "--with rival: provides the same as second"),
-        (
-            Changes(with_=("rival",), without=("tool",)),
-            "*-runtime",
-            "the same as second in other; add --without second",
-        ),
-        (Changes(with_=("rare",)), "tiny-cuda13.0-*", ""),
-        (Changes(with_=("rare",)), "tiny", "no version applies to tiny-cuda12.9-debian13-runtime; add `rare: VERSION`"),
-        (Changes(without=("second", "library", "tool")), "tiny", ""),
-        (Changes(without=("second", "library", "tool")), "other", "no value for {rival.version}"),
-    ],
-)
-def test_options_are_judged_for_selected_targets(tiny: Files, options: Changes, selector: str, says: str) -> None:
+@pytest.mark.parametrize(("with_", "without", "selector", "says"), CASES["options-are-judged-for-selected-targets"])
+def test_options_are_judged_for_selected_targets(
+    tiny: Files, with_: list[str], without: list[str], selector: str, says: str
+) -> None:
     for name, more in {"rival": "", "second": "provides: [rival]\n", "rare": ""}.items():
         tiny.component(name, f"{LIBRARY}{more}")
     versions = '  rival: "1"\n  second: "1"\n  rare: {when: {cuda: "13.0"}, version: "1"}\n'
@@ -51,7 +40,7 @@ def test_options_are_judged_for_selected_targets(tiny: Files, options: Changes, 
         .replace(":{cuda}", ":{rival.version}-{cuda}")
     )
     tiny.replace("matrix.yaml", "rules:", f"{other}rules:")
-    made = make_plan(tiny.load().changed(options))
+    made = make_plan(tiny.load().changed(Changes(with_=tuple(with_), without=tuple(without))))
     if not says:
         assert select_targets(made, [selector])
         return
@@ -87,17 +76,7 @@ def test_names_may_be_words_that_files_have_as_keys(tiny: Files) -> None:
     assert {target.image for target in make_plan(tiny.load()).targets} == {"when"}
 
 
-@pytest.mark.parametrize(
-    ("selectors", "number"),
-    [
-        ([], 3),
-        (["tiny"], 3),
-        (["*-devel"], 1),
-        (["cuda=13.0"], 2),
-        (["cuda=13.0", "*-devel"], 1),
-        (["image=tiny", "variant=r*"], 2),
-    ],
-)
+@pytest.mark.parametrize(("selectors", "number"), CASES["select"])
 def test_select(tiny: Files, selectors: list[str], number: int) -> None:
     assert len(select_targets(make_plan(tiny.load()), selectors)) == number
 

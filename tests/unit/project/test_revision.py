@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from imagebuild.project.revision import current_revision, origin_of_build
-from tests.conftest import git
+from tests.conftest import data, git
+
+CASES = data("cases/project/revision")
 
 pytestmark = pytest.mark.programs
 
@@ -35,18 +37,7 @@ def test_a_commit_and_changes_of_it(project: Path) -> None:
     assert current_revision(project) is None
 
 
-@pytest.mark.parametrize(
-    ("remote", "source"),
-    [
-        ("https://github.com/acme/images.git", "https://github.com/acme/images"),
-        ("https://somebody:secret@git.example:8443/team/images", "https://git.example/team/images"),
-        ("git@github.com:acme/images.git", "https://github.com/acme/images"),
-        ("ssh://git@git.example:2222/team/images.git/", "https://git.example/team/images"),
-        ("/srv/git/images", None),
-        ("file:///srv/git/images", None),
-        ("../images", None),
-    ],
-)
+@pytest.mark.parametrize(("remote", "source"), CASES["the-source-is-where-people-find-it-and-no-secret"])
 def test_the_source_is_where_people_find_it_and_no_secret(remote: str, source: str | None) -> None:
     found = origin_of_build(Path(), {}, lambda *_, **__: f"{remote}\n")
     assert found == ({"source": source} if source else {})

@@ -23,16 +23,15 @@ from imagebuild.project.project import Project
 from imagebuild.publish import sbom
 from imagebuild.publish.sbom import SpdxDocument, complete_document, known_sbom, make_sbom, run_syft
 from tests.attached import spdx
-from tests.conftest import ROOT
+from tests.conftest import ROOT, data
 from tests.unit import image_files
+
+CASES = data("cases/publish/sbom")
 
 DATA = ROOT / "tests" / "data" / "sbom" / "syft.json"
 MADE = Manifest(b"{}", "application/vnd.oci.image.manifest.v1+json")
 DIGEST = MADE.digest
-LABELS = {
-    "imagebuild.target": "tiny-cuda13.0-debian13-runtime", "imagebuild.component.hpcx": "2.51",
-    "imagebuild.component.theirs": "1.0", "org.opencontainers.image.title": "tiny",
-}  # fmt: skip
+LABELS = CASES["labels"]
 
 
 @pytest.fixture
@@ -128,29 +127,7 @@ def test_what_syft_should_not_write_and_how_to_get_it(tmp_path: Path, monkeypatc
         run_syft(Path("/layout"), tmp_path)
 
 
-STATUS = """Package: libc6
-Status: install ok installed
-Architecture: amd64
-Multi-Arch: same
-Source: glibc
-Version: 2.41-12+deb13u5
-
-Package: zlib1g
-Status: install ok installed
-Architecture: amd64
-Source: zlib (1:1.3.dfsg+really1.3.1-1)
-Version: 1:1.3.dfsg+really1.3.1-1+b1
-
-Package: removed
-Status: deinstall ok config-files
-Architecture: amd64
-Version: 1.0
-
-Package: tzdata
-Status: install ok installed
-Architecture: all
-Version: 2026b-0+deb13u1
-"""
+STATUS: str = CASES["status"]
 RELEASE = b'PRETTY_NAME="Debian GNU/Linux 13"\nID=debian\nVERSION_ID="13"\n'
 ROOT_FS = {"var/lib/dpkg/status": STATUS.encode(), "usr/lib/os-release": RELEASE, "etc/os-release": RELEASE}
 

@@ -13,7 +13,9 @@ from pydantic import TypeAdapter
 
 from imagebuild.core.errors import ResultError
 from imagebuild.publish.scan_reports import SEVERITIES, ScanReport, load_report
-from tests.conftest import ROOT
+from tests.conftest import ROOT, data
+
+CASES = data("cases/publish/scan_reports")
 
 FILES = ROOT / "tests/data/scan"
 Read = Callable[..., ScanReport]
@@ -64,28 +66,9 @@ def test_nothing_found(read: Read) -> None:
 
 DRIVER = {"driver": {"name": "grype"}}
 FAILED = [{"executionSuccessful": True}, {"executionSuccessful": False}]
-NAMELESS = {"ruleId": "unused-import", "message": {"text": "`os` is imported but unused"}}
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        ("no report", "'no report' is neither SARIF nor a finding of `debsecan"),
-        ("{", "JSONDecodeError"),
-        ({}, "the file is not SARIF 2.1.0"),
-        ({"matches": [], "descriptor": {"name": "grype"}}, "the file is not SARIF 2.1.0"),
-        ({"version": "2.0.0", "runs": [{"tool": DRIVER, "results": []}]}, "the file is not SARIF 2.1.0"),
-        (sarif(), "the file contains no run of a scanner"),
-        (sarif({"results": []}), "runs.0 does not name its scanner"),
-        (sarif({"tool": {"driver": {"name": ""}}, "results": []}), "runs.0 does not name its scanner"),
-        (sarif({"tool": DRIVER}), "runs.0 has no list of results, so the scan did not finish"),
-        (sarif({"tool": DRIVER, "results": []}, {"tool": DRIVER, "results": None}), "runs.1 has no list of results"),
-        (sarif({"tool": DRIVER, "results": [], "invocations": FAILED}), "runs.0 says that the scan failed"),
-        (sarif({"tool": DRIVER, "results": [NAMELESS]}), "runs.0.results.0 does not name a package in a known form"),
-        (sarif({"tool": DRIVER, "results": [{}]}), "KeyError: 'message'"),
-        (sarif("a run"), "AttributeError"),
-    ],
-)
+@pytest.mark.parametrize(("content", "problem"), CASES["refused"])
 def test_refused(read: Read, content: object, problem: str) -> None:
     with pytest.raises(ResultError) as error:
         read(content)
@@ -109,7 +92,7 @@ def test_a_report_of_debsecan_without_findings_says_what_was_scanned(read: Read)
 
 
 @pytest.mark.parametrize(
-    ("name", "kept"), [("grype", "pip"), ("trivy", "a-token"), ("snyk", "pip"), ("scout", "crypto")]
+    ("name", "kept"), CASES["findings-in-other-software-do-not-show-that-the-distribution-was-recognised"]
 )
 def test_findings_in_other_software_do_not_show_that_the_distribution_was_recognised(
     read: Read, name: str, kept: str
@@ -124,11 +107,7 @@ def test_findings_in_other_software_do_not_show_that_the_distribution_was_recogn
     assert not read(sarif(*runs)).recognised
 
 
-@pytest.mark.parametrize(
-    ("score", "severity"),
-    [("9.0", "critical"), ("8.9", "high"), ("7", "high"), (6.9, "medium"), ("3.9", "low"), ("0.1", "low"),
-     ("0.0", "unknown"), ("nan", "unknown"), ("high", "unknown"), (None, "unknown")],
-)  # fmt: skip
+@pytest.mark.parametrize(("score", "severity"), CASES["severity-by-score"])
 def test_severity_by_score(read: Read, score: object, severity: str) -> None:
     """A report without a word for the severity."""
     rule = {"id": "CVE-1-1", "properties": {"security-severity": score}}

@@ -13,29 +13,16 @@ import pytest
 from imagebuild.bench.models import Results, Run
 from imagebuild.report.page import lay_out, plotly_js, report_html
 from imagebuild.report.sweeps import find_sweeps
+from tests.conftest import data
 from tests.report_samples import GIB, nccl_log, pairs, report, row, run
 from tests.unit.conftest import Call
 
+CASES = data("cases/report/sweeps")
 
-@pytest.mark.parametrize(
-    ("hosts", "slow", "outliers"),
-    [
-        (6, {}, []),
-        (6, {("n2",): 13.0}, []),  # 4 % is noise
-        (6, {("n2",): 8.0, ("n5",): 9.0}, ["n2", "n5"]),
-        (6, {("n2",): 8.0, ("n1", "n4"): 8.4}, ["n2", "n1 ↔ n4"]),
-        (6, {("n1", "n4"): 8.4, ("n1", "n5"): 8.4}, ["n1 ↔ n4", "n1 ↔ n5"]),  # two of five runs are not a majority
-        (3, {}, []),
-        (3, {("n1", "n3"): 6.0}, ["n1 ↔ n3"]),
-        (3, {("n1", "n2"): 6.0, ("n2", "n3"): 8.0}, ["n2"]),
-        (4, {("n3",): 6.0}, ["n3"]),  # the host took part in half of all runs
-        (8, {(f"n{n}",): 6.0 for n in range(1, 5)}, ["n1", "n2", "n3", "n4"]),
-    ],
-)
-def test_a_slow_host_is_told_from_a_slow_pair(
-    hosts: int, slow: dict[tuple[str, ...], float], outliers: list[str]
-) -> None:
-    (sweep,) = find_sweeps(pairs(slow, hosts=hosts))
+
+@pytest.mark.parametrize(("hosts", "slow", "outliers"), CASES["a-slow-host-is-told-from-a-slow-pair"])
+def test_a_slow_host_is_told_from_a_slow_pair(hosts: int, slow: dict[str, float], outliers: list[str]) -> None:
+    (sweep,) = find_sweeps(pairs({tuple(names.split()): speed for names, speed in slow.items()}, hosts=hosts))
     assert [outlier.label for outlier in sweep.outliers] == outliers
     assert (sweep.word, sweep.subject) == ("slow" if outliers else "even", "sendrecv, 2 ranks, 2 nodes")
     assert sweep.scope == f"{hosts * (hosts - 1) // 2} runs of {hosts} hosts"

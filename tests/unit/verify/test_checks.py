@@ -4,6 +4,7 @@ import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,10 +28,12 @@ from imagebuild.verify.checks import (
 from imagebuild.verify.files import Tree
 from imagebuild.verify.layers import scan
 from imagebuild.verify.runner import Command, ExecSession, Execution, Session
-from tests.conftest import LIBRARY, ROOT, TOOL, Files
+from tests.conftest import LIBRARY, ROOT, TOOL, Files, data
 from tests.unit.bench import speed_fakes
 from tests.unit.bench.speed_fakes import shipped
 from tests.unit.image_files import layer, symlink
+
+CASES = data("cases/verify/checks")
 
 CHECKS = (ROOT / "tests/data/checks.yaml").read_text()
 RUNTIME = {"variant": "runtime"}
@@ -163,24 +166,12 @@ def test_a_check_says_what_it_starts(tiny: Files, tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("hangs", "answer", "expected"),
-    [
-        (0, (0, ""), ("passed", "", False)),
-        (2, (0, ""), ("passed", "attempt 3 of 3; earlier attempts did not end within 60 s", False)),
-        (
-            3,
-            (0, ""),
-            ("failed", "did not end within 60 s; attempt 3 of 3; earlier attempts did not end within 60 s", True),
-        ),
-        (1, (9, ""), ("failed", "exit status 9; attempt 2 of 3; earlier attempts did not end within 60 s", False)),
-    ],
-)
+@pytest.mark.parametrize(("hangs", "answer", "expected"), CASES["a-check-that-hangs-may-be-started-again"])
 def test_a_check_that_hangs_may_be_started_again(
-    tiny: Files, tmp_path: Path, hangs: int, answer: tuple[int, str], expected: tuple[str, str, bool]
+    tiny: Files, tmp_path: Path, hangs: int, answer: tuple[int, str], expected: list[Any]
 ) -> None:
     result = run_check(one_check(tiny, "attempts: 3"), Answers({"a": answer}, hangs), tmp_path / "a.log")
-    assert (result.outcome, result.reason, result.timeout) == expected
+    assert [result.outcome, result.reason, result.timeout] == expected
 
 
 def test_a_missing_script_is_an_error(project: Project, tiny: Files, tmp_path: Path) -> None:
@@ -241,19 +232,10 @@ def test_what_makes_results_bad(tool: str, results: Results, message: str) -> No
     assert bool(correctness_problem(results, tool)) is bool(message)
 
 
-TABLE = """\
-# size count type redop root time algbw busbw #wrong time algbw busbw #wrong
-8589934592 2147483648 float sum -1 41090 209.05 365.84 0 41085 209.08 365.88 0
-# Out of bounds values : 0 OK
-# Avg bus bandwidth    : 365.86
-"""
-NO_RESULT = "the output contains no result of nccl-tests"
+TABLE: str = CASES["table"]
 
 
-@pytest.mark.parametrize(
-    ("status", "printed", "reason"),
-    [(0, TABLE, ""), (0, "all is well\n", NO_RESULT), (3, "all is well\n", f"exit status 3; {NO_RESULT}")],
-)
+@pytest.mark.parametrize(("status", "printed", "reason"), CASES["a-benchmark-s-results-must-be-good"])
 def test_a_benchmark_s_results_must_be_good(
     tiny: Files, tmp_path: Path, status: int, printed: str, reason: str
 ) -> None:
@@ -263,43 +245,15 @@ def test_a_benchmark_s_results_must_be_good(
     assert [run.source for run in done.results.runs] == ([] if reason else ["library/a"])
 
 
-SEVERAL = CHECK.model_copy(update={"needs": ("gpus>=2", "nodes>=2")})
-
-
-@pytest.mark.parametrize(
-    ("checked", "check", "outcome", "message"),
-    [
-        (result(run(480.0)), CHECK, "passed", ""),
-        (result(run(100.0)), CHECK, "failed", "too slow: 20.7% of the reference"),
-        (result(run(2000.0)), CHECK, "failed", "impossible"),
-        (result(run(devices=("NVIDIA A40",))), CHECK, "failed", "the benchmark ran on NVIDIA A40"),
-        (
-            result(run(360.0, ranks=4)),
-            CHECK,
-            "failed",
-            "incomplete: 4 of 8 GPUs took part; if fewer are meant, pass --gpus 4",
-        ),
-        (result(run(360.0, ranks=4, launch=Launch(gpus=4))), CHECK, "passed", ""),
-        (result(run(360.0, ranks=3, launch=Launch(gpus=4))), CHECK, "failed", "incomplete: 3 of 4 GPUs took part"),
-        (result(run(450.0, ranks=7, launch=Launch(nodes=1))), CHECK, "failed", "7 of 8 GPUs took part"),
-        # The figures of a ring are right if the check turned NVLS off.
-        (result(run(360.0)), CHECK, "failed", "was NCCL told to use ring?"),
-        (result(run(360.0, launch=Launch(algorithms=("ring",)))), CHECK, "passed", "of the reference"),
-        # A speed that cannot be judged is open in a report, and fails a verification.
-        (result(run(360.0, collective=None)), CHECK, "failed", "not judged: the output does not say the collective"),
-        (result(run(), outcome="failed"), CHECK, "skipped", "the check of the data failed"),
-        (
-            result(run(30.0, nodes=2, launch=Launch(one_host=True))),
-            SEVERAL,
-            "skipped",
-            "the nodes are containers on one host",
-        ),
-    ],
-)
-def test_speed_is_a_result_of_its_own(checked: CheckResult, check: Check, outcome: str, message: str) -> None:
+@pytest.mark.parametrize("row", CASES["speed-is-a-result-of-its-own"], ids=lambda row: row["says"])
+def test_speed_is_a_result_of_its_own(row: dict[str, Any]) -> None:
+    launch = Launch.model_validate(row["launch"]) if "launch" in row else None
+    measured = run(row.get("busbw", 300.0), **{"launch": launch, **row.get("run", {})})
+    checked = result(measured, outcome=row.get("check", "passed"))
+    check = CHECK.model_copy(update={"needs": row.get("needs", ())})
     speed = judged_speed(checked, check, shipped("h100"))
     assert speed
-    assert (speed.check, speed.outcome, message in speed.reason) == ("all-reduce-speed", outcome, True)
+    assert (speed.check, speed.outcome, row["says"] in speed.reason) == ("all-reduce-speed", row["outcome"], True)
     assert judged_speed(result(run(), outcome="skipped"), check, shipped("h100")) is None
 
 
@@ -307,16 +261,7 @@ IN_IMAGE = {"bin/a": b"1", "bin/b": b"2", "bin/empty": b"", "opt/tool/lib/x": b"
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize(
-    ("script", "found"),
-    [
-        ("true", None), ("touch bin/nvidia-smi bin/docker-init opt/tool/x.pyc", None), ("rm usr/share/x", None), ("mkdir bin/x", None),
-        ("echo x > bin/added", "bin/added"), ("ln -s a bin/added", "bin/added"), ("echo x > bin/.added", "bin/.added"),
-        ("mkdir opt/tool/y; echo x > opt/tool/y/added", "opt/tool/y/added"), ("echo x > bin/a", "bin/a"), ("echo x > bin/empty", "bin/empty"),
-        ("rm bin/b", "bin/b"), ("ln -sf b bin/link", "bin/link"), ("rm bin/a; ln -s b bin/a", "bin/a"), ("echo x > opt/tool/lib/x", "opt/tool/lib/x"),
-        ("printf '#!/bin/sh\necho 1\n' > sha256sum; chmod +x sha256sum", "computes wrong hashes"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("script", "found"), CASES["the-place-of-a-prefix-is-the-image"])
 def test_the_place_of_a_prefix_is_the_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, found: str | None
 ) -> None:

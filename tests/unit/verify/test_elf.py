@@ -17,6 +17,7 @@ from imagebuild.verify import elf
 from imagebuild.verify.elf import Loader, NotElf, gpu_code
 from imagebuild.verify.files import Elf, GpuCode, Layer, Tree
 from imagebuild.verify.layers import scan
+from tests.conftest import data
 from tests.unit import image_files
 from tests.unit.image_files import REAL, Files, cache, symlink
 
@@ -102,32 +103,14 @@ def program(*needed: str, **options: str) -> bytes:
     return image_files.elf(needed=needed or ["libx.so.1"], **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("main", "path", "files", "found"),
-    [
-        (program(rpath="$ORIGIN", interpreter="x"), "/opt/l", {}, "app/libx.so.1"),
-        (program(rpath="/opt/r", runpath="/absent"), "/opt/l", {}, "opt/l/libx.so.1"),
-        (program(runpath="${ORIGIN}/../opt/r"), "/opt/l", {}, "opt/l/libx.so.1"),
-        (program(runpath="${ORIGIN}/../opt/r"), "", {}, "app/../opt/r/libx.so.1"),
-        (program(), "/absent:/opt/l", {}, "opt/l/libx.so.1"),
-        (program(), "", {}, "opt/c/libx.so.1"),
-        # a library for another machine is skipped
-        (program(), "/opt/l", {"opt/l/libx.so.1": image_files.elf(machine=183)}, "opt/c/libx.so.1"),
-        # without a cache, only the default folders are searched
-        (program(), "", {"etc/ld.so.cache": b""}, f"{MULTIARCH}/libx.so.1"),
-        (program(), "", {"etc/ld.so.cache": b"", f"{MULTIARCH}/libx.so.1": b""}, None),
-        # links
-        (program(), "/lib", {"lib": symlink("usr/lib"), "usr/lib/libx.so.1": symlink("x.2"), "usr/lib/x.2": LIBRARY},
-         "lib/libx.so.1"),
-        # the program's RPATH is also used for its libraries, but not its RUNPATH
-        (program("liby.so", rpath="/opt/r"), "", {"opt/r/liby.so": SECOND}, "opt/r/libx.so.1"),
-        (program("liby.so", runpath="/opt/r"), "", {"opt/r/liby.so": SECOND}, "opt/c/libx.so.1"),
-    ],
-)  # fmt: skip
-def test_where_the_loader_finds_a_library(main: bytes, path: str, files: Files, found: str | None) -> None:
+@pytest.mark.parametrize("row", data("cases/verify/elf"), ids=str)
+def test_where_the_loader_finds_a_library(row: dict[str, Any]) -> None:
+    kinds: Files = {"nothing": b"", "library": LIBRARY, "second": SECOND, "foreign": image_files.elf(machine=183)}
+    files = {path: kinds[what] if what in kinds else symlink(what) for path, what in row.get("files", {}).items()}
+    main = program(*row.get("needs", ()), **row.get("program", {}))
     layers = [{**PLACES, "etc/ld.so.cache": cache(["/opt/c/libx.so.1"]), "app/program": main}, files]
-    loader = Loader(Tree(map(read_layer, layers)), {"LD_LIBRARY_PATH": path})
-    assert loader.closure("app/program").libraries["libx.so.1"] == found
+    loader = Loader(Tree(map(read_layer, layers)), {"LD_LIBRARY_PATH": row.get("path", "")})
+    assert loader.closure("app/program").libraries["libx.so.1"] == row["found"]
 
 
 def test_what_is_loaded_already_is_not_looked_for_again() -> None:

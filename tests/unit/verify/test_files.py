@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from imagebuild.verify.files import FileEntry, Layer, Tree
+from tests.conftest import data
+
+CASES = data("cases/verify/files")
 
 
 def entry(text: str) -> FileEntry:
@@ -22,19 +25,9 @@ def tree(*layers: str) -> Tree:
     return Tree(Layer(tuple(entry(line.strip()) for line in text.split(",")), 0, "gzip") for text in layers)
 
 
-@pytest.mark.parametrize(
-    ("layers", "seen"),
-    [
-        (["a/, a/one, a/two, b/, b/x", "a/two, a/.wh.one, .wh.b", "b/y"], {"a/two", "b/y"}),
-        (["a/, a/one, a/deep/two", "a/new, a/.wh..wh..opq"], {"a/new"}),  # opaque: hides its own folder only
-        (["a/x", "a/.wh.x, a/x"], {"a/x"}),  # a whiteout does not touch its own layer
-        (["usr/lib/x, lib -> usr/lib", "lib/new", "lib/.wh.new, lib/other"], {"usr/lib/x", "lib/other"}),
-        (["b/x, a -> b", "a/, a/y"], {"b/x", "a/y"}),
-        (["a/, a/deep/x", "a"], {"a"}),
-    ],
-)
-def test_later_layers_replace_and_remove(layers: list[str], seen: set[str]) -> None:
-    assert {e.path for e in tree(*layers) if e.kind != "folder"} == seen
+@pytest.mark.parametrize(("layers", "seen"), CASES["later-layers-replace-and-remove"])
+def test_later_layers_replace_and_remove(layers: list[str], seen: list[str]) -> None:
+    assert {e.path for e in tree(*layers) if e.kind != "folder"} == {*seen}
 
 
 def test_hard_links_are_files() -> None:
@@ -43,14 +36,7 @@ def test_hard_links_are_files() -> None:
     assert [found.find(name) for name in "abc"] == [FileEntry(name, "file", 0o644) for name in "abc"]
 
 
-@pytest.mark.parametrize(
-    ("path", "real"),
-    [
-        ("/etc/link", "usr/share/file"), ("etc/../etc/link", "usr/share/file"), ("etc/up/file", "usr/share/file"),
-        ("etc/out", "usr/share/file"), ("etc/circle", None), ("etc/dangling", None), ("", ""), ("/", ""),
-        ("etc/link/more", None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("path", "real"), CASES["links-are-followed-inside-the-root"])
 def test_links_are_followed_inside_the_root(path: str, real: str | None) -> None:
     found = tree(
         "usr/share/file, etc/, etc/link -> /usr/share/file, etc/up -> ../usr/share, etc/circle -> circle, "

@@ -17,19 +17,13 @@ import yaml
 
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.verify.loaded import look, read_loaded, read_trace
+from tests.conftest import data
+
+CASES = data("cases/verify/loaded")
 
 TABLE = yaml.safe_load(Path("tests/data/loaded.yaml").read_text(encoding="utf-8"))
 REAL = os.environ.get("IMAGEBUILD_WHEELS")
-VICTIM = """
-import ctypes, sys, time
-for name in sys.argv[2:]:
-    try:
-        ctypes.CDLL(name)
-    except OSError:
-        pass
-print("loaded", flush=True)
-time.sleep(float(sys.argv[1]))
-"""
+VICTIM: str = CASES["victim"]
 SMALL = next((path for path in Path("/usr/lib").glob("*-linux-gnu/libutil.so.1")), None)
 pytestmark = [pytest.mark.programs, pytest.mark.skipif(SMALL is None, reason="needs a small library of glibc")]
 

@@ -27,6 +27,8 @@ from tests.registry_fake import FakeRegistry, put_image
 from tests.unit import image_files
 from tests.unit.image_files import REAL, Layout, Node, cache, elf, folder, hardlink, layer, symlink
 
+CASES = data("cases/verify/rules")
+
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LD = "/lib64/ld-linux-x86-64.so.2"
 LIB = "usr/lib/x86_64-linux-gnu"
@@ -369,14 +371,7 @@ def test_every_rule_has_a_test_that_it_finds_a_fault() -> None:
     assert waiver["properties"]["rule"]["enum"] == list(IMAGE_CHECKS)[1:]
 
 
-@pytest.mark.parametrize(
-    ("has", "capability", "right"),
-    [
-        ("code 80", "80", True), ("code 80", "89", True), ("code 89", "80", False), ("code 90", "100", False),
-        ("ptx 80", "120", True), ("ptx 90", "80", False), ("code 90a", "90", True), ("code 100a", "103", False),
-        ("code 100f", "103", True), ("ptx 100f", "120", False), ("ptx 90a", "100", False), ("code 100", "103", True),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("has", "capability", "right"), CASES["which-code-runs-where"])
 def test_which_code_runs_where(has: str, capability: str, right: bool) -> None:
     kind, number = has.split()
     suffix = {"a": 1 << 20, "f": 1 << 21}.get(number[-1], 0)

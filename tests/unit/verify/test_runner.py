@@ -19,26 +19,17 @@ from imagebuild.verify.runner import (
     surroundings_of,
     with_ranks,
 )
-from tests.conftest import ROOT
+from tests.conftest import ROOT, data
 from tests.unit.conftest import gone
+
+CASES = data("cases/verify/runner")
 
 # Facts about the host
 
 PROBED = (ROOT / "tests/data/probe.txt").read_text()
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "why"),
-    [
-        ("", "", {}),
-        ("1/state 4: ACTIVE", "1/state 2: INIT", {"rdma": "no RDMA port is active"}),
-        ("verbs=", "x=", {"rdma": "no /dev/infiniband/uverbs* in the container"}),
-        ("port=", "x=", {"rdma": "no RDMA port in /sys/class/infiniband"}),
-        ("gpus=8", "gpus=0", {"gpu": "nvidia-smi lists no GPU"}),
-        ("tool=nvidia-smi\n", "\n", {}),
-        ("tool=nvidia-smi\n", "gpus=0\n", {"gpu": "nvidia-smi, a part of the driver, was not found"}),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "why"), CASES["the-probe-is-read-between-other-lines"])
 def test_the_probe_is_read_between_other_lines(old: str, new: str, why: dict[str, str]) -> None:
     probe = read_probe(PROBED.replace(old, new, 1) if old != "port=" else PROBED.replace(old, new))
     assert probe
@@ -100,14 +91,7 @@ def run_patiently(session: ExecSession, script: str, timeout_s: float, status: i
 @pytest.mark.programs
 @pytest.mark.parametrize(
     ("script", "timeout_s", "status", "output"),
-    [
-        ("echo one; echo two >&2; echo three; exit 7", 60, 7, "one\ntwo\nthree\n"),
-        ("false | true; echo on", 60, 1, ""),
-        ("echo $not_set; echo on", 60, 1, "bash: line 1: not_set: unbound variable\n"),
-        ("cat; echo read to the end", 60, 0, "read to the end\n"),
-        ("exit 124", 60, 124, ""),
-        ("trap 'echo tidy; exit 0' TERM; sleep 1000 & wait", 3, None, "tidy\n"),
-    ],
+    CASES["what-a-command-does"],
     ids=["streams-in-order", "a-pipe-fails", "unset", "nothing-to-read", "no-timeout-by-itself", "ends-itself-in-time"],
 )
 def test_what_a_command_does(
@@ -128,11 +112,7 @@ def test_every_character_arrives(session: ExecSession) -> None:
 @pytest.mark.programs
 @pytest.mark.parametrize(
     ("script", "status", "output"),
-    [
-        ("echo before; (sleep {0} &); bash -c 'sleep {0} & wait'", None, "before\n"),
-        ("trap '' TERM; echo deaf; while :; do sleep {0} || true; done", None, "deaf\n"),
-        ("sleep {0} & echo done", 0, "done\n"),
-    ],
+    CASES["a-command-ends-with-all-that-it-started"],
     ids=["hangs", "is-deaf", "leaves-something"],
 )
 def test_a_command_ends_with_all_that_it_started(

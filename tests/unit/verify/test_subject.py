@@ -19,9 +19,11 @@ from imagebuild.project.plan import Plan, Target, make_plan
 from imagebuild.project.records import BuildResult
 from imagebuild.verify.subject import ImageFinder, path_of_image
 from tests import registry_fake
-from tests.conftest import Files
+from tests.conftest import Files, data
 from tests.registry_fake import FakeRegistry, put_image
 from tests.unit import image_files as make
+
+CASES = data("cases/verify/subject")
 
 FILES = {"etc/hostname": b"tiny\n"}
 
@@ -52,16 +54,7 @@ def test_a_layout_and_an_archive(tmp_path: Path) -> None:
             assert [blob.read() for blob in same.layers]
 
 
-@pytest.mark.parametrize(
-    ("name", "is_refused"),
-    [
-        (f"ghcr.io/acme/x@sha256:{'a' * 64}", False),
-        ("ghcr.io/acme/x:1.0", False),
-        ("tiny:1.0", False),
-        ("ghcr.io/acme/x", True),
-        ("localhost/x", True),
-    ],
-)
+@pytest.mark.parametrize(("name", "is_refused"), CASES["a-folder-does-not-take-the-place-of-an-image-in-a-registry"])
 def test_a_folder_does_not_take_the_place_of_an_image_in_a_registry(
     name: str, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
