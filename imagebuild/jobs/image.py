@@ -214,7 +214,7 @@ def newest_image(offer: Offer, stacks: Mapping[str, YamlFile[Stack]], profile: P
         return fitting
     if {ranked.lacks for ranked in ranking} <= {program}:
         remedy = "add it to the components of an image, or name one with --image"
-        raise ConfigError(f"no {offer.noun} contains {program}; {remedy}")
+        raise ConfigError(f"--image: no {offer.noun} contains {program}; {remedy}")
     raise ConfigError(f"{nothing_fits(ranking, offer, stacks, size)}name an image with --image")
 
 

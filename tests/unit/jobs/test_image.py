@@ -72,7 +72,7 @@ def test_no_image_fits(planned: Offer, published: Catalog) -> None:
         (f"{IB} --param driver=500", planned, r"driver 500 rules out \d+.*; name an image with --image"),
         ("mpijob --profile p5 --fabric efa", planned, r"no image of the plan fits: the plug-in 'ofi' rules out \d+.*; "
          "build open with --with aws-ofi-nccl and add --with aws-ofi-nccl here, or name an"),
-        (IB, Offer(), "^no image of the plan contains nccl-tests; add it to the components of an image, or name one"),
+        (IB, Offer(), "^--image: no image of the plan contains nccl-tests; add it to the components of an image, or name one"),
         ("mpijob --profile gb200-nvl72 --fabric ib --racks 1", only_amd64, r"no published image fits: arm64 rules out \d+"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=problem):
