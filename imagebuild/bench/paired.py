@@ -190,9 +190,10 @@ def judge_sides(comparison: PairedComparison, allowed_loss: float = 0) -> tuple[
         elif not doubts and item.low >= -allowed_loss:
             state = "no difference" if item.verdict == "no difference" else "fast enough"
         allowed = f"; up to {allowed_loss:g} % slower is allowed" if allowed_loss else ""
+        reason = item.interval if state in ("slower", "faster") else item.words
         speed = SpeedClaim(
-            state=state, reason=doubts or f"{item.words}{allowed}", allow="unjudged", measured=round(item.rate, 3),
-            size_bytes=item.size_bytes,
+            state=state, reason=doubts or f"{reason}{allowed}",
+            allow=None if state == "slower" else "unjudged", measured=round(item.rate, 3), size_bytes=item.size_bytes,
         )  # fmt: skip
         subject = f"{item.collective}, {item.size_bytes} bytes: {item.side}"
         judged = {"data": nothing, "participation": participation, "speed": speed}

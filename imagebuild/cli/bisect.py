@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from imagebuild.cli import options
 from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.run import os_errors_as_command_errors
 
 if TYPE_CHECKING:
     from imagebuild.bench.bisection import Bisection
@@ -38,7 +39,7 @@ def bisect(
     sides = _earlier_sides(log, asked)
     if sides is None:
         sides = _sides(subject, good, bad, libraries, wheel, offline=offline)
-        _append(log, [ARGUMENTS + json.dumps({**asked, "sides": sides})])
+        _append(log, ARGUMENTS + json.dumps({**asked, "sides": sides}))
         _measure(log, runner, (TEMPLATES / "place.sh").read_text(encoding="utf-8"))
     known = 0
     while True:
@@ -63,7 +64,7 @@ def bisect(
             raise CommandError(f"{log}: {found.faults[0]}")
     summary = _summary(state, command, log)
     if summary not in log.read_text(encoding="utf-8", errors="replace"):
-        _append(log, ["", *summary.splitlines()])
+        _append(log, f"\n{summary}")
     options.print_result(json_file, state, lambda: out.print(summary, markup=False, highlight=False))
     if not state.is_complete:
         sys.exit(1)
@@ -95,6 +96,8 @@ def _sides(
     from imagebuild.core.fields import natural_order
     from imagebuild.jobs.compare import parse_sides, version_of_wheel
 
+    if subject.startswith("nccl") and not libraries:
+        raise ConfigError("--libraries: is missing; name the folder for the versions of NCCL")
     if "=" in subject:
         if good or bad:
             raise ConfigError(f"--good and --bad: {subject} already names the first and the last one; leave them out")
@@ -120,40 +123,38 @@ def _sides(
 
 def _provide(version: str, libraries: str, wheel: str, *, offline: bool) -> None:
     """Unpack the wheel of a version in the folder of libraries, from a file there or from the package index, unless the
-    folder has the version. Raises ConfigError if the wheel is missing."""
+    folder has the version. Raises CommandError if the wheel is missing."""
     from imagebuild.jobs.compare import version_of_wheel
     from imagebuild.lock.resolve import network_upstream
 
     folder = Path(libraries) / f"nccl-{version}"
     if folder.exists():
         return
-    local = [path for path in Path(libraries).glob("*.whl") if version_of_wheel(path.name, wheel) == version]
-    if offline and not local:
-        raise ConfigError(f"{libraries}: has neither a folder {folder.name} nor a wheel of {wheel} {version}; add one")
-    network_upstream(None).unpack_wheel(f"{wheel}=={version}", folder, Path(libraries) if local else None)
+    local = any(version_of_wheel(path.name, wheel) == version for path in Path(libraries).glob("*.whl"))
+    source = Path(libraries) if offline or local else None
+    network_upstream(None).unpack_wheel(f"{wheel}=={version}", folder, source)
 
 
 def _measure(log: Path, runner: str, script: str) -> str:
     """Run a script behind the prefix of the runner, and add its output to the log. Return its last line."""
     from imagebuild.verify.runner import run_behind
 
-    last = ""
-    with log.open("a", encoding="utf-8") as file:
-        file.write("\n")  # the log may end in the middle of a line
+    lines = [""]
 
-        def keep(line: str) -> None:
-            nonlocal last
-            file.write(line + "\n")
-            file.flush()
-            last = line.strip() or last
+    def keep(line: str) -> None:
+        _append(log, line)
+        lines.append(line.strip() or lines[-1])
 
-        run_behind(runner, ["bash", "-c", script], keep)
-    return last
+    keep("")  # the log may end in the middle of a line
+    run_behind(runner, ["bash", "-c", script], keep)
+    return lines[-1]
 
 
-def _append(log: Path, lines: Sequence[str]) -> None:
-    with log.open("a", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in lines)
+def _append(log: Path, text: str) -> None:
+    with os_errors_as_command_errors():
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as file:
+            file.write(f"{text}\n")
 
 
 def _summary(state: Bisection, command: Sequence[str], log: Path) -> str:

@@ -333,7 +333,7 @@ def rows_of(report: Report) -> list[ReportRow]:
         now = NONE if speed is None else f"{format_number(speed)} GB/s"
         named.append((judgement, f"{judgement.subject}, compared with the baseline", now))
     for judgement in report.sides:
-        change = judgement.speed.reason.partition(": ")[2].partition(";")[0]
+        change = judgement.speed.reason.rpartition(": ")[2].partition(";")[0]
         named.append((judgement, judgement.subject, NONE if judgement.speed.state == "not judged" else change))
     for judgement, name, best in named:
         facts = words_of(judgement), best, judgement.speed.reason, judgement.source

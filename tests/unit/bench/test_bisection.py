@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,10 @@ VERSIONS = tuple(f"2.{minor}.7" for minor in range(20, 32))
 SIDES = tuple(f"nccl={version}" for version in VERSIONS)
 
 
+def _rate(rates: Sequence[float], side: int, _: int) -> float:
+    return rates[side]
+
+
 def bisect(log: Path, rates: Sequence[float], noise: float, loss: float | None = None, seed: int = 1) -> Bisection:
     """Write the log of a bisection, in which each version has a rate, as the command does. Continue an earlier log."""
     for _ in range(30):
@@ -27,7 +32,7 @@ def bisect(log: Path, rates: Sequence[float], noise: float, loss: float | None =
         own = [rates[VERSIONS.index(name)] for name in names]
         order = block_order(len(names), more.blocks, 1)
         noise_seed = random.Random(f"{seed} {names}").randrange(1 << 30)
-        text = log_of(lambda side, _, own=own: own[side], order, names, noise=noise, seed=noise_seed)
+        text = log_of(partial(_rate, own), order, names, noise=noise, seed=noise_seed)
         head, *runs = text.split("\n# imagebuild-compare begin ")
         head = head.replace(
             "# imagebuild-compare order",

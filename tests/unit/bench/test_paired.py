@@ -99,6 +99,9 @@ def test_planted_differences_despite_drift(
     assert {judged.speed.state for judged in judge_sides(found)} == {verdict}
     assert {judged.speed.standing() for judged in judge_sides(found)} == {"failed" if percent > 0 else "passed"}
     assert {judged.speed.standing() for judged in judge_sides(found, 2)} == {"passed"}
+    assert {judged.speed.standing(["unjudged"]) for judged in judge_sides(found)} == {
+        "failed" if percent > 0 else "passed"
+    }
 
 
 def test_a_loss_near_the_limit_is_not_judged(compared: Callable[[str], PairedComparison]) -> None:
