@@ -248,12 +248,12 @@ def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float
         deadline = time.monotonic() + timeout
         survives = name == "apt-get"  # otherwise packages would stay half installed
         process = start_program(argv, env, output=output.fileno(), errors=errors.fileno(), survives=survives)
+        waiting = threading.Thread(target=process.wait, daemon=True)  # with a timeout, `wait` polls every 50 ms
         try:
-            while process.poll() is None:
-                with suppress(TimeoutExpired):
-                    process.wait(max(0.0, min(1.0, deadline - time.monotonic())))
-                    break
-                if time.monotonic() > deadline:
+            waiting.start()
+            while waiting.is_alive():
+                waiting.join(max(0.0, min(1.0, deadline - time.monotonic())))
+                if waiting.is_alive() and time.monotonic() > deadline:
                     raise CommandError(f"{shown} did not answer within {timeout:.0f} s")
                 if max(os.fstat(file.fileno()).st_size for file in (output, errors)) > MOST_OUTPUT:
                     raise CommandError(f"{shown} printed more than {MOST_OUTPUT >> 20} MiB")

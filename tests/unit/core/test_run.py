@@ -55,7 +55,7 @@ def test_ctrl_c_waits_for_the_program(tmp_path: Path, run: Callable[..., object]
 
     def interrupt(_: int, frame: FrameType | None) -> None:
         # Not before we wait for what was started: on a busy machine, the program may be further than its starter.
-        waits = any(at.f_code.co_qualname == "Popen.wait" for at, _ in walk_stack(frame))
+        waits = any(at.f_code.co_qualname in ("Popen.wait", "Thread.join") for at, _ in walk_stack(frame))
         if ready.exists() and waits and not interrupted:
             interrupted.append(True)
             raise KeyboardInterrupt
