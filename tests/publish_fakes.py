@@ -17,7 +17,6 @@ from imagebuild.core.errors import ResultError
 from imagebuild.oci.layout import MANIFEST, Descriptor
 from imagebuild.oci.registry import Registry
 from imagebuild.project.plan import Plan, Target, make_plan
-from imagebuild.project.project import Project
 from imagebuild.project.records import BuildResult, Published, PublishResult
 from imagebuild.publish.decide import rules_of
 from imagebuild.publish.publish import PublishRequest, publish_targets
@@ -35,6 +34,9 @@ AMD64, ARM64 = "linux/amd64", "linux/arm64"
 MATRIX, CHECKS = ((ROOT / f"tests/data/publish/{name}.yaml").read_text() for name in ("matrix", "checks"))
 OLD, NEW = "tiny-cuda12.9-debian13-runtime", "tiny-cuda13.0-debian13-runtime"
 
+RENDERERS: dict[tuple[str, str], Renderer] = {}
+"""Maps host and policy of a site to the renderer of its unchanged project, because a renderer starts a process."""
+
 
 @dataclass
 class Site:
@@ -47,19 +49,29 @@ class Site:
     host: str = HOST
 
     def __post_init__(self) -> None:
-        self.files = Files(self.root / "project")
-        self.files.write("matrix.yaml", MATRIX.replace(HOST, self.host) + self.policy)
-        self.files.component("library", LIBRARY + CHECKS, build="FROM {{ base }} AS library\nRUN true\n")
-        self.files.component("tool", TOOL, build="FROM {{ base }} AS tool\nRUN make\n")
+        self.files = self.written("project")
         self.evidence = self.root / "evidence"
         self.evidence.mkdir(parents=True, exist_ok=True)
-        self.read()
+        key = (self.host, self.policy)
+        if key not in RENDERERS:
+            RENDERERS[key] = Renderer(self.written("unchanged").load())
+        self.use(RENDERERS[key])
+
+    def written(self, name: str) -> Files:
+        """Write the files of the project to a folder."""
+        files = Files(self.root / name)
+        files.write("matrix.yaml", MATRIX.replace(HOST, self.host) + self.policy)
+        files.component("library", LIBRARY + CHECKS, build="FROM {{ base }} AS library\nRUN true\n")
+        files.component("tool", TOOL, build="FROM {{ base }} AS tool\nRUN make\n")
+        return files
 
     def read(self) -> None:
         """Read the project again, after its files changed."""
-        self.project: Project = self.files.load()
+        self.use(Renderer(self.files.load()))
+
+    def use(self, renderer: Renderer) -> None:
+        self.renderer, self.project = renderer, renderer.project
         self.plan: Plan = make_plan(self.project)
-        self.renderer = Renderer(self.project)
 
     def target(self, name: str = NEW) -> Target:
         return next(target for target in self.plan.targets if target.id == name)

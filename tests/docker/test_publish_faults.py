@@ -122,10 +122,10 @@ def test_edited_results_are_refused(tmp_path: Path) -> None:
         assert publish(good).state == "published"
 
 
-TARGETS = 20
+TARGETS = 8
 
 
-def test_twenty_unchanged_targets_move_no_blob(tmp_path: Path, faulty: Faulty) -> None:
+def test_unchanged_targets_move_no_blob(tmp_path: Path, faulty: Faulty) -> None:
     site = Site(tmp_path / "site", host=faulty.address)
     versions = ", ".join([*(f'"12.{n}"' for n in range(TARGETS - 1)), '"13.0"'])
     site.files.replace("matrix.yaml", '["12.9", "13.0"]', f"[{versions}]")

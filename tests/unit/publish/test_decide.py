@@ -174,4 +174,4 @@ def test_mistakes_in_the_policy(tmp_path: Path, policy: str, mistake: str) -> No
     with pytest.raises(ConfigError) as error:
         Site(tmp_path, policy=f"publish: {policy}\n")
     assert mistake in str(error.value)
-    assert re.match(rf"{tmp_path}/project/matrix.yaml:\d+: ", str(error.value))
+    assert re.match(rf"{tmp_path}/\w+/matrix.yaml:\d+: ", str(error.value))
