@@ -49,7 +49,7 @@ class Library(BaseModel):
     build_id: str | None = None
     size: int = 0
     origin: str = ""
-    """Package, wheel or mount that the file comes from."""
+    """Package, wheel, component of the image or mount that the file comes from."""
     found: str = ""
     """How the loader found the file: a variable, RUNPATH, the cache, or the path in a call of dlopen."""
     interfaces: tuple[str, ...] = ()
@@ -276,7 +276,10 @@ class _Facts:
         mounted = self.mount(path)
         if mounted and (mounted[0] == path or not self.packaged(path)):
             return f"mounted from {mounted[1]}"
-        return self.packaged(path) or "no package"
+        component = next(
+            (row[1] for row in self.rows["component"] if len(row) > 1 and path.startswith(f"{row[0]}/")), ""
+        )
+        return self.packaged(path) or (f"component {component} of the image" if component else "no package")
 
 
 def read_loaded(lines: Iterable[str], pids: Sequence[int] = ()) -> Loaded:

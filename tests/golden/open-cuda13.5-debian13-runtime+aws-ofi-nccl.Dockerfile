@@ -909,14 +909,23 @@ rm -f /etc/ssh/ssh_host_*
 # The image's own /usr/sbin/sshd makes host keys, and then starts the distribution's sshd.
 dpkg-divert --quiet --local --rename --divert /usr/sbin/sshd.distrib --add /usr/sbin/sshd
 cat > /etc/ld.so.conf.d/imagebuild.conf <<'FOLDERS'
+# cuda
 /usr/local/cuda/lib
+# gdrcopy
 /opt/gdrcopy/lib
+# rdma-core-git
 /opt/rdma-core/lib
+# pmix-git
 /opt/pmix/lib
+# nccl-wheel
 /opt/nccl/lib
+# ucx
 /opt/ucx/lib
+# aws-ofi-nccl
 /opt/aws-ofi-nccl/lib
+# ucc
 /opt/ucc/lib
+# openmpi-git
 /opt/ompi/lib
 FOLDERS
 ldconfig

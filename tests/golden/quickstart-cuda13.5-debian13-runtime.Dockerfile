@@ -179,7 +179,9 @@ rm -f /etc/ssh/ssh_host_*
 # The image's own /usr/sbin/sshd makes host keys, and then starts the distribution's sshd.
 dpkg-divert --quiet --local --rename --divert /usr/sbin/sshd.distrib --add /usr/sbin/sshd
 cat > /etc/ld.so.conf.d/imagebuild.conf <<'FOLDERS'
+# cuda
 /usr/local/cuda/lib
+# nccl-wheel
 /opt/nccl/lib
 FOLDERS
 ldconfig

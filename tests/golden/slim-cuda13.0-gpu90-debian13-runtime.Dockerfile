@@ -761,13 +761,21 @@ rm -f /etc/ssh/ssh_host_*
 # The image's own /usr/sbin/sshd makes host keys, and then starts the distribution's sshd.
 dpkg-divert --quiet --local --rename --divert /usr/sbin/sshd.distrib --add /usr/sbin/sshd
 cat > /etc/ld.so.conf.d/imagebuild.conf <<'FOLDERS'
+# cuda
 /usr/local/cuda/lib
+# gdrcopy
 /opt/gdrcopy/lib
+# pmix-git
 /opt/pmix/lib
+# rdma-core-git
 /opt/rdma-core/lib
+# nccl-git
 /opt/nccl/lib
+# ucx
 /opt/ucx/lib
+# ucc
 /opt/ucc/lib
+# openmpi-git
 /opt/ompi/lib
 FOLDERS
 ldconfig

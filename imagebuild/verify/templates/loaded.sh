@@ -105,6 +105,8 @@ mountinfo=/proc/self/mountinfo
 [ ! "$root" ] || mountinfo=${root%/root}/mountinfo
 cut -d' ' -f3,4,5 "$mountinfo" | say mount
 echo "$root" | say root
+# The component of each folder with libraries, in images of imagebuild
+sed 'N; s/^# *\(.*\)\n\(.*\)/\2\t\1/' "$root/etc/ld.so.conf.d/imagebuild.conf" 2> /dev/null | say component
 uname -m | say machine
 cat /sys/module/mlx5_core/version 2> /dev/null | say ofed
 sed -n 's/^NVRM version:.*  \([0-9][0-9.]*\) .*/\1/p' /proc/driver/nvidia/version 2> /dev/null | say driver

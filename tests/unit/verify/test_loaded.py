@@ -17,6 +17,7 @@ import yaml
 
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.verify.loaded import look, read_loaded, read_trace
+from imagebuild.verify.runner import shell_script
 from tests.conftest import data
 
 CASES = data("cases/verify/loaded")
@@ -117,6 +118,20 @@ def test_children_of_a_launcher_are_looked_into(tmp_path: Path) -> None:
     ranks = [f"{sys.executable} -c '{VICTIM}' 0 {tmp_path}/{name}libnccl.so.2" for name in ("", "old/")]
     result = look("exec:env", ["sh", "-c", " & ".join(ranks) + "; wait"], ())
     assert {lib.version for process in result.processes for lib in process.libraries} == {"2.28.9", "2.27.3"}
+
+
+def test_an_image_names_the_component_of_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path / "nccl" / "libnccl.so.2", library("NCCL version 2.28.9+cuda13.0"))
+    put(tmp_path / "nccl-old" / "libnccl-net.so", library("ncclNetPlugin_v10"))
+    put(tmp_path / "conf", f"# cuda\n/usr/local/cuda/lib\n# nccl-git\n{tmp_path}/nccl\n".encode())
+    script = shell_script("loaded").replace("$root/etc/ld.so.conf.d/imagebuild.conf", f"{tmp_path}/conf")
+    monkeypatch.setattr("imagebuild.verify.loaded.shell_script", lambda _: script)
+    files = [f"{tmp_path}/nccl/libnccl.so.2", f"{tmp_path}/nccl-old/libnccl-net.so"]
+    (process,) = look("exec:env", [sys.executable, "-c", VICTIM, "0", *files], ()).processes
+    assert [lib.origin for lib in process.libraries] == ["component nccl-git of the image", "no package"]
+    names = {fault.text.partition(":")[0] for fault in process.faults if fault.kind == "advisory"}
+    assert "nccl-2.29.2-p2p-collective-crash" in names
+    assert not any("arm64" in name for name in names)
 
 
 def test_only_the_last_program_of_a_process_counts() -> None:
