@@ -39,6 +39,12 @@ def unpacked(file: Path) -> dict[str, str]:
     return {str(path.relative_to(top)): path.read_text() for path in top.rglob("*") if path.is_file()}
 
 
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait for programs that write to a FIFO."""
+    monkeypatch.setattr("imagebuild.core.files.FIFO_S", 0.2)
+
+
 @pytest.fixture
 def report(call: Call, tmp_path: Path) -> Report:
     """Return a function that calls `imagebuild bug-report`, and returns the texts in its file."""

@@ -84,6 +84,7 @@ def test_a_script_that_does_not_end_well_is_ended(
     top: Path, init: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imagebuild.lock.facts.SCRIPT_TIMEOUT_S", 2)
+    monkeypatch.setattr("imagebuild.core.run.KILL_S", 1)
     (top / "init.sh").write_text(init)
     with pytest.raises(ImagebuildError, match=problem):
         tree_facts(run_program, top, WANTED)

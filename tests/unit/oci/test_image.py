@@ -132,7 +132,8 @@ def test_images_that_engines_refuse(tmp_path: Path, change: dict[str, Any], reas
         read(made.root, tmp_path)
 
 
-def test_bombs_and_files_without_end_are_refused(tmp_path: Path) -> None:
+def test_bombs_and_files_without_end_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("imagebuild.core.files.FIFO_S", 0.2)
     sparse = {"GNU.sparse.size": 1 << 50, "GNU.sparse.numblocks": 0, "GNU.sparse.major": 0, "GNU.sparse.minor": 1}
     for number, members in enumerate([[{"n": "a", "x": sparse}], [{"n": "a", "x": {"comment": "x" * (2 << 20)}}]]):
         made = Layout(tmp_path / str(number))
