@@ -18,21 +18,7 @@ CASES = data("cases/install")
 pytestmark = pytest.mark.programs
 CALLS = data("installed")
 
-WITHOUT_IMAGES = """
-import sys
-
-class Refusal:
-    def find_spec(self, name, path=None, target=None):
-        if name in {"docker", *(f"imagebuild.{package}" for package in PACKAGES)}:
-            sys.exit(f"{name} was imported")
-
-PACKAGES = ("project", "render", "lock", "build", "oci", "verify", "publish")
-sys.meta_path.insert(0, Refusal())
-
-from imagebuild.__main__ import main
-
-main()
-"""
+WITHOUT_IMAGES: str = CASES["without-images"]
 """A script that runs `imagebuild`, and fails if the command imports Docker's SDK or a package that makes images."""
 MEASURING = CASES["measuring"]
 """Arguments, exit status, and a part of the output. Some commands read files that earlier commands write."""

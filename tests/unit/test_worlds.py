@@ -50,6 +50,8 @@ from tests.upstream.hpcx import File, Release, Tree
 from tests.upstream.keys import Keys
 from tests.upstream.server import Server
 
+CASES = data("cases/worlds")
+
 pytestmark = pytest.mark.programs
 HPCX = "/opt/hpcx"
 PAGE = ROOT / "tests/golden/hpcx-worlds.md"
@@ -407,13 +409,7 @@ def repository_line(row: Row, keys: Keys, root: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("folders", "says"),
-    [
-        ("hpcx/net/lib hpcx/ucx/lib", "tool: {root}/hpcx/ucx/lib/tool"),
-        ("mine hpcx/net/lib hpcx/ucx/lib", "expected it in {root}/hpcx"),
-        ("hpcx/net/lib", "no folder in LD_LIBRARY_PATH has a libucp.so.0"),
-    ],
-    ids=["as they are", "another first", "not there"],
+    ("folders", "says"), CASES["what-is-found-first"], ids=["as they are", "another first", "not there"]
 )
 def test_what_is_found_first(folders: str, says: str, project: Project, tmp_path: Path) -> None:
     """The script of HPC-X's check finds libraries and programs in the order of the search paths."""

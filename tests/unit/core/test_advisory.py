@@ -11,6 +11,9 @@ from imagebuild.cli.plan import check_advisories
 from imagebuild.core.advisory import COMPONENTS, Advisory, Place, advisories, driver_version, known_bad, osv, shortened
 from imagebuild.core.errors import ConfigError
 from imagebuild.project.plan import Target
+from tests.conftest import data
+
+CASES = data("cases/core/advisory")
 
 
 def named(component: str, version: str, **known: Any) -> set[str]:
@@ -57,35 +60,7 @@ def test_there_are_many_advisories_and_their_names_differ() -> None:
     assert all(re.fullmatch(r"[a-z0-9.-]+", name) for name in names)
 
 
-@pytest.mark.parametrize(
-    ("component", "version", "known", "advisory", "state"),
-    [
-        ("nccl", "2.28.9", {}, "nccl-2.29.2-sm80-slow", "if the compute capability is <8.9"),
-        ("nccl", "2.28.9", {"gpus": ("9.0",)}, "nccl-2.29.2-sm80-slow", "no"),
-        ("nccl", "2.28.9", {"gpus": ("8.0",)}, "nccl-2.29.2-sm80-slow", ""),
-        ("nccl", "2.28.9", {"gpus": ("10.0",), "archs": ("arm64",)}, "nccl-2.29.2-gb200-gdr-hang", ""),
-        ("nccl", "2.28.9", {"gpus": ("9.0",), "archs": ("arm64",)}, "nccl-2.29.2-gb200-gdr-hang", "no"),
-        ("nccl", "2.28.9", {"archs": ("amd64",)}, "nccl-2.29.2-gb200-gdr-hang", "no"),
-        ("nccl", "2.26.2", {"fabrics": ("infiniband",)}, "nccl-2.26.5-mnnvl-alltoall-hang", "no"),
-        ("nccl", "2.26.2", {"fabrics": ("roce", "nvlink")}, "nccl-2.26.5-mnnvl-alltoall-hang", ""),
-        ("aws-ofi-nccl", "1.20.0", {"fabrics": ("infiniband",)}, "aws-ofi-nccl-1.21.0-teardown-leak", "no"),
-        ("aws-ofi-nccl", "1.20.0", {"fabrics": ("efa",)}, "aws-ofi-nccl-1.21.0-teardown-leak", ""),
-        ("nccl-wheel", "2.28.9", {"archs": ("amd64", "arm64")}, "nccl-2.29.3-arm-cas-hang", ""),
-        ("nccl-wheel", "2.28.9", {"archs": ("amd64",)}, "nccl-2.29.3-arm-cas-hang", "no"),
-        ("nccl-git", "2.28.9", {"archs": ("arm64",)}, "nccl-2.29.3-arm-cas-hang", "no"),
-        ("nccl-git", "2.28.9", {"archs": ("arm64",)}, "nccl-2.29.3-arm-cas-hang-gcc9", "if GCC <10 compiled it"),
-        ("nccl-git", "2.28.9", {"archs": ("arm64",), "gcc": ("9.4.0",)}, "nccl-2.29.3-arm-cas-hang-gcc9", ""),
-        ("nccl-git", "2.28.9", {"archs": ("arm64",), "gcc": ("12.2.0",)}, "nccl-2.29.3-arm-cas-hang-gcc9", "no"),
-        ("nccl-git", "2.28.9", {"archs": ("arm64",), "gcc": ("clang",)}, "nccl-2.29.3-arm-cas-hang-gcc9", "no"),
-        ("pmix-git", "5.0.0", {}, "pmix-5.0.1-cve-2023-41915", ""),
-        ("pmix-git", "5.0.0-1ubuntu1", {}, "pmix-5.0.1-cve-2023-41915", "no"),
-        ("PMIx", "5.0.0", {"build": "distribution"}, "pmix-5.0.1-cve-2023-41915", "no"),
-        ("rdma-core", "56.1-1", {"fabrics": ("infiniband",)}, "rdma-core-64.0-mlx5-inline", ""),
-        ("rdma-core", "56.4-1", {"fabrics": ("infiniband",)}, "rdma-core-64.0-mlx5-inline", "no"),
-        ("driver", "535.54.03", {"gpus": ("8.0",)}, "driver-535.183.06-h100-topology", "no"),
-        ("ofed", "24.10.2.1.8", {}, "ofed-24.10-2.1.8-umr-stuck", "no"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("component", "version", "known", "advisory", "state"), CASES["conditions-limit-an-advisory"])
 def test_conditions_limit_an_advisory(component: str, version: str, known: Any, advisory: str, state: str) -> None:
     names = named(component, version, **known)
     wanted = f"{advisory} ({state})" if state.startswith("if") else advisory
@@ -117,21 +92,7 @@ def test_plan_and_lock_name_known_faults(capsys: Any) -> None:
 CVE = "pmix-5.0.1-cve-2023-41915"
 
 
-@pytest.mark.parametrize(
-    ("component", "version", "waived", "problem"),
-    [
-        ("pmix-git", "5.0.0", (), f"a: {CVE}.*; or add --waive '{CVE}=REASON'"),
-        ("pmix-git", "5.0.0", (f"{CVE}=",), "write the reason"),
-        ("pmix-git", "5.0.0", (f"{CVE}=  ",), "write the reason"),
-        ("pmix-git", "5.0.0", (CVE,), "write the reason"),
-        ("pmix-git", "5.0.0", ("pmix-5.0.1=because",), "unknown advisory; did you mean"),
-        ("pmix-git", "5.0.0", (f"{CVE.upper()}=because",), "unknown advisory"),
-        ("pmix-git", "5.0.0", ("pmix-5.0.10-loopback=other",), f"a: {CVE}"),
-        ("pmix-git", "5.0.0", (f"{CVE}=nobody runs as root, and a=b",), ""),
-        ("pmix-git", "5.0.1", (), ""),
-        ("pmix", "5.0.0-1ubuntu1", (), ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("component", "version", "waived", "problem"), CASES["plan-refuses-the-worst-unless-waived"])
 def test_plan_refuses_the_worst_unless_waived(component: str, version: str, waived: Any, problem: str) -> None:
     targets = [target(component, version)]
     if not problem:

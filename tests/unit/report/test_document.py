@@ -11,7 +11,10 @@ from imagebuild.bench.models import BandwidthTest, DataPath, Diagnostic, TableRo
 from imagebuild.bench.verification import Surroundings, VerifyResult
 from imagebuild.core.console import visible
 from imagebuild.report.document import Report, format_bytes, format_number, one_line, rows_of
+from tests.conftest import data
 from tests.report_samples import BAD, GIB, report, row, run
+
+CASES = data("cases/report/document")
 
 WAIVED = BandwidthTest(source="n", name="x", unit=None, verdict="waived", matrix=None, sum=None)
 DAMAGED = WAIVED.model_copy(update={"verdict": "damaged"})
@@ -74,15 +77,7 @@ def test_text_that_acts_on_terminals_is_harmless() -> None:
     assert len(one_line("c" * 400)) == 300
 
 
-@pytest.mark.parametrize(
-    ("path", "gpu", "named"),
-    [
-        ({"version": "2.28.3"}, None, "NCCL 2.28.3: nccl-2.29.2-p2p-collective-crash, .* and 7 more"),
-        ({"version": "2.28.3", "network": "InfiniBand"}, "9.0", "NCCL 2.28.3: nccl-2.29.2-p2p-collective-crash, .* and 5"),
-        ({"version": "2.29.3", "plugin": "aws-ofi-nccl", "plugin_version": "1.19.1"}, None, "aws-ofi-nccl 1.19.1: .*"),
-        ({"version": "99.0"}, None, ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("path", "gpu", "named"), CASES["a-report-names-known-faults"])
 def test_a_report_names_known_faults(path: dict[str, str], gpu: str | None, named: str) -> None:
     made = report(runs=(run().model_copy(update={"carried": DataPath.model_validate(path)}),))
     made = made.model_copy(update={"about": made.about.model_copy(update={"gpu": gpu})})
