@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from imagebuild.cli import options
-from imagebuild.core.errors import ConfigError, suggestion
+from imagebuild.core.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from imagebuild.project.plan import Target
@@ -141,8 +141,9 @@ def check_advisories(targets: Sequence[Target], waived: Sequence[str], *, whole:
     known = {advisory.id for advisory in advisories()}
     for name, reason in reasons.items():
         if name not in known or not reason:
-            problem = "write the reason as ID=REASON" if name in known else f"unknown advisory{suggestion(name, known)}"
-            raise ConfigError(f"--waive {name}: {problem}")
+            hint = f"did you mean {near!r}?" if (near := nearest(name, known)) else "`plan --osv -` lists all"
+            problem = "write the reason as ID=REASON" if name in known else f"unknown advisory; {hint}"
+            raise ConfigError(f"--waive {name!r}: {problem}")
     for advisory, ids in known_faults(targets):
         if advisory.severity == "refuse" and not advisory.only_if and advisory.id not in reasons:
             raise ConfigError(f"{ids[0]}: {advisory}; or add --waive '{advisory.id}=REASON'")

@@ -96,16 +96,15 @@ def _least_bandwidths(profile: Profile, size: Size, *, comparable: bool) -> Mapp
 
 
 def _known_faults(profile: Profile, size: Size, image: JobImage) -> Iterator[str]:
-    """Yield a note about each component with advisories that apply to the machines of the job."""
+    """Yield a note about the advisories that apply to the image and to the machines of the job."""
     nvlink = ("nvlink",) if size.mnnvl and size.nodes > 1 else ()
     fabrics = size.fabric.measures if size.run_nodes > 1 else ("none",)
     place = replace(profile.place, fabrics=(*fabrics, *nvlink))
-    own = {name: version for name, version in image.components.items() if name not in COMPONENTS["nccl"]}
-    nccl = next((name for name in image.components if name in COMPONENTS["nccl"]), "NCCL")
+    nccl = image.components.keys() & COMPONENTS["nccl"].keys() or ["NCCL"]
     driver = size.parameters.get("driver") or size.cluster.driver
-    for name, version in {nccl: image.nccl, "driver": driver, **own}.items():
-        if faults := shortened(known_bad({name: version}, place)):
-            yield f"note: known faults of {name} {version}: {faults}; `imagebuild plan --osv -` explains them"
+    versions = {**image.components, **dict.fromkeys(nccl, image.nccl), "driver": driver}
+    if faults := shortened(known_bad(versions, place), most=5):
+        yield f"note: known faults of these versions: {faults}; `imagebuild plan --osv -` explains them"
 
 
 def _notes(request: JobRequest, facts: JobFacts, size: Size, image: JobImage, environment: Environment) -> list[str]:

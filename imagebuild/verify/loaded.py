@@ -5,7 +5,6 @@ The script `loaded.sh` prints facts where the processes run. Everything else is 
 from __future__ import annotations
 
 import re
-from base64 import b64decode
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,8 +31,6 @@ FILES = {name: re.compile(rf"({row['file']}){DATA['ending']}$") for name, row in
 TEXT_OF = {name: re.compile(pattern) for name, pattern in DATA["renamed"].items()}
 PLUGINS = {row["file"]: row for row in PATTERNS["nccl"]}
 """Maps the beginning of the name of NCCL's plug-ins to what is known about them."""
-BUILD_ID = re.compile(rb"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0(.{20})", re.DOTALL)
-"""The note in an ELF file that contains the build id."""
 
 
 class Library(BaseModel):
@@ -198,7 +195,7 @@ class _Facts:
         for (row,) in self.rows["text"]:
             path, _, text = row.partition(":")
             self.texts[self.inside(path)].append(text)
-        self.heads = {self.inside(path): head for path, head in self.rows["head"]}
+        self.build_ids = {self.inside(path): code for path, code in self.rows["build"]}
         self.sums = {self.inside(path): sum_ for row in self.rows["sum"] for sum_, _, path in [row[0].partition("  ")]}
         self.mounts = {point: source for (row,) in self.rows["mount"] for _, source, point in [row.split(" ")]}
         self.environments = {int(pid): self._environment(int(pid)) for pid, *_ in self.rows["environ"]}
@@ -250,14 +247,10 @@ class _Facts:
             version = wheels[0][0].rpartition(" ")[2]
         compiler = next((text for text in texts if text.startswith(("GCC", "clang"))), None)
         return Library(
-            role=role, path=real, version=version, cuda=cuda, compiler=compiler, build_id=self._build_id(real),
+            role=role, path=real, version=version, cuda=cuda, compiler=compiler, build_id=self.build_ids[real] or None,
             size=self.stat[real][0], origin=self._origin(real), found=found,
             interfaces=tuple(text for text in texts if re.fullmatch(r"nccl\w+_v\d+", text)),
         )  # fmt: skip
-
-    def _build_id(self, path: str) -> str | None:
-        match = BUILD_ID.search(b64decode(self.heads[path]))
-        return match[1].hex() if match else None
 
     def mount(self, path: str) -> tuple[str, str] | None:
         """Return the place where a file is mounted, and the source on the node; None if the image contains it."""

@@ -122,8 +122,9 @@ if [ $# -gt 0 ]; then
     { head -c 32M -- "$path"; tail -c 64K -- "$path"; } | LC_ALL=C grep -zaoE "$texts" | tr '\0' '\n' | sort -u | sed "s|^|$path:|"
   done | say text
   for path in "$@"; do
-    printf '%s\t%s\n' "$path" "$(head -c 4096 -- "$path" | base64 | tr -d '\n')"
-  done | say head
+    note=$(head -c 4096 -- "$path" | od -An -v -tx1 | tr -d ' \n' | sed -n 's/.*040000001400000003000000474e5500\(.\{40\}\).*/\1/p')
+    printf '%s\t%s\n' "$path" "$note"
+  done | say build
   # Packages list libraries below /lib as well as below /usr/lib.
   sed "s|^$root/|/|; p; s|^/usr/lib|/lib|" "$scratch/files" | sort -u > "$scratch/names"
   grep -xF -f "$scratch/names" -- "$root"/var/lib/dpkg/info/*.list 2> /dev/null > "$scratch/owners"
