@@ -29,7 +29,7 @@ def parse_sides(text: str, most: int = MOST_SIDES) -> tuple[str, ...]:
     if not re.fullmatch(r"[A-Za-z0-9._:/,^+=@-]*", values):
         raise ConfigError(f"{text}: values may contain letters, digits and . _ : / ^ + = @ -")
     if not 2 <= len(found) <= most or len(set(found)) < len(found):
-        raise ConfigError(f"{text}: name 2 to {most} different values, separated by commas")
+        raise ConfigError(f"{text}: must name 2 to {most} different values, separated by commas")
     return found
 
 

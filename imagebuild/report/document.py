@@ -157,6 +157,9 @@ class Report(Results):
         """The measured results: collectives, matrices and tables."""
         sweeps = [next((s for s in self.sweeps if s.holds(result)), None) for result in self.measured]
         names = unique_names([(result.subject, result.source) for result in self.measured])
+        logs = {pair.source for pair in self.paired}  # their runs have one name
+        pairs = zip(names, self.measured, strict=True)
+        names = [re.sub(r" #\d+$", "", name) if result.source in logs else name for name, result in pairs]
         return tuple(map(Entry, self.measured, self.judgements, names, sweeps))
 
     @property
@@ -197,7 +200,7 @@ class Report(Results):
             if entry.result.verdict == "ok" and entry.judgement.speed.state != "too slow":
                 for note in entry.result.notes:
                     noted[note].append(entry.name)
-        return [(note, tuple(names)) for note, names in noted.items()]
+        return [(note, tuple(dict.fromkeys(names))) for note, names in noted.items()]
 
     @property
     def paths(self) -> list[tuple[str, DataPath]]:
