@@ -209,11 +209,11 @@ def print_builds(request: BuildRequest, results: Sequence[BuildResult], seconds:
         cached = sum(step.cached for step in result.steps)
         steps = f"{len(result.steps) - cached} run, {cached} cached"
         contains = ", ".join(f"{name} {version}" for name, version in target.components.items())
-        name = result.repository or result.tags[0]
+        name = target.id if result.repository else result.tags[0]
         size = [console.format_size(result.size_bytes) for _ in compressed]
         rows.append((name, *size, steps, (result.digest or "")[:19], contains))
     if not request.stage:
-        console.print_table(("image", *compressed, "steps", "digest", "contains"), rows)
+        console.print_table(("target" if pushed else "image", *compressed, "steps", "digest", "contains"), rows)
     for result in pushed:
         out.print(f"pushed {result.repository}@{result.digest}")
     out.print(f"built in {console.format_duration(seconds)}")

@@ -10,8 +10,9 @@ from imagebuild.build import bake
 from imagebuild.core.fields import Platform
 from imagebuild.project import load
 from imagebuild.project.lockfile import digest_of
-from imagebuild.project.plan import Target, make_plan, select_targets
+from imagebuild.project.plan import Target, make_plan
 from imagebuild.project.project import Changes
+from imagebuild.project.select import select_targets
 from imagebuild.render.renderer import Renderer
 from imagebuild.render.stages import Stage, needed_stages, stages_of
 
@@ -48,5 +49,5 @@ def read_state(
     """Read a project, select targets, and return the state.
     Raises ConfigError that lists every mistake in the project, and NothingSelected if no target is selected."""
     project = load.load_project(folder).changed(changes)
-    targets = select_targets(make_plan(project), select)
+    targets = select_targets(make_plan(project, select if changes.options_of_plan else None), select)
     return ProjectState(Renderer(project), targets, platforms, base)

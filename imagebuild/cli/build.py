@@ -31,8 +31,8 @@ def build(
 ) -> None:  # fmt: skip
     from imagebuild.build.bake import BuildRequest
     from imagebuild.build.build import build_targets, print_builds
-    from imagebuild.project.plan import select_targets
     from imagebuild.project.project import check_repository
+    from imagebuild.project.select import select_targets
 
     check_repository("--cache", cache)
     changes = edits.parse(registry)
@@ -84,7 +84,7 @@ def create_bundle(
 ) -> None:  # fmt: skip
     from imagebuild.build.bake import BuildRequest
     from imagebuild.build.build import build_targets
-    from imagebuild.project.plan import select_targets
+    from imagebuild.project.select import select_targets
 
     changes = edits.parse()
     workspace = project.open(changes, select=select if edits else None)

@@ -71,8 +71,8 @@ def freshness(
     from imagebuild.lock.repositories import SignedSuite, read_suite
     from imagebuild.lock.resolve import network_upstream
     from imagebuild.oci.registry import connect_registry
-    from imagebuild.project.plan import select_targets
     from imagebuild.project.records import ScanResult
+    from imagebuild.project.select import select_targets
     from imagebuild.publish.evidence import read_evidence
     from imagebuild.publish.freshness import print_freshness, security_updates
 
@@ -118,7 +118,8 @@ def verify_attachments_of(
 ) -> None:
     """Verify that the attestations of an image are about this image, and that they report no problem.
     Exit status 1 if a required attachment is missing or wrong."""
-    from imagebuild.publish.attest import verify_attachments
+    from imagebuild.oci.image import index_explained
+    from imagebuild.publish.attest import INDEX, verify_attachments
     from imagebuild.report.document import one_line
 
     required = None if require is None else [kind.strip() for kind in require.split(",") if kind.strip()]
@@ -132,6 +133,9 @@ def verify_attachments_of(
             kind += " (required)" if finding.required else ""
             rows.append((subject, kind, MARKS.get(finding.outcome, "-"), detail, (finding.attachment or "")[7:19]))
         out.print(f"{result.image} is {result.digest}")
+        images = {finding.subject: finding.digest for finding in result.findings if finding.subject != INDEX}
+        if images and (sentence := index_explained(result.digest, images)):
+            out.print(sentence)
         print_table(("for", "what", "", "what it says", "attachment"), rows)
         wrong = sum(finding.is_wrong for finding in result.findings)
         good = ("all required attachments exist and are right", "green")

@@ -131,6 +131,8 @@ def is_own_image(reference: str, project: options.ProjectFiles, registry: str | 
     class NamedProject(Model, extra="ignore"):
         repository: str
 
+    if reference.startswith("/"):  # a file
+        return False
     if full_reference(reference) != reference:  # the id of a target, or a name in the engine
         return True
     if registry is None and not project.is_shipped:

@@ -15,7 +15,7 @@ def lock(
 ) -> None:  # fmt: skip
     from imagebuild.core.console import out
     from imagebuild.lock.resolve import LockFile, check_lock, network_upstream, show_report
-    from imagebuild.project.plan import select_targets
+    from imagebuild.project.select import select_targets
 
     read = project.open if check or show or select or update else project.open_own
     workspace = read(edits.parse(), select=select if edits else None)

@@ -79,9 +79,14 @@ class StrictCommand(click.Command):
     In click, the last value of a repeated option wins without a message."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the command line. Raises ConfigError for a repeated option."""
+        """Parse the command line. Raises ConfigError for a repeated option, and for an option of another tool."""
         if not ctx.resilient_parsing:
-            _, _, given = self.make_parser(ctx).parse_args(list(args))
+            try:
+                _, _, given = self.make_parser(ctx).parse_args(list(args))
+            except click.NoSuchOption as error:
+                if instead := table("foreign")["options"].get(error.option_name):
+                    raise ConfigError(f"No such option {error.option_name!r}; {instead}") from None
+                raise
             for option in given:
                 single = isinstance(option, click.Option) and not (option.multiple or option.is_flag)
                 if single and given.count(option) > 1:
@@ -128,19 +133,23 @@ def command(group: click.Group | None = None, name: str = "") -> Callable[[Callb
                 {names[key]: names[other] for key, other in row.get("needs", {}).items()},
                 [[names[key] for key in keys] for keys in row.get("exclusive", ())],
             )
-            for key in written:
-                check_output(given[key])
+            for key, is_folder in written.items():
+                check_output(given[key], folder=is_folder)
+            given |= (
+                {"select": (*given["select"], *map("!{}".format, given.pop("exclude")))} if "exclude" in given else {}
+            )
             for key, kind in groups.items():
                 given[key] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
             return callback(**given)
 
         parameters: list[click.Parameter] = []
-        written: list[str] = []
+        written: dict[str, bool] = {}
         for key, own in row["options"].items():
             members = get_type_hints(groups[key]) if key in groups else {key: hints[key]}
-            rows = {each: own or table("options")[each] for each in members}
+            members |= {"exclude": hints[key]} if key == "select" else {}
+            rows = {each: (own if each == key else None) or table("options")[each] for each in members}
             parameters += [_parameter(each, hint, rows[each]) for each, hint in members.items()]
-            written += [each for each in members if rows[each].get("writes")]
+            written |= {each: rows[each]["writes"] == "folder" for each in members if "writes" in rows[each]}
         epilog = "\n".join(["Examples:", "", "\b", *(f"  {line}" for line in row["examples"])])
         new = StrictCommand(word, callback=call, params=parameters, help=row["help"], epilog=epilog)
         if group:
@@ -155,7 +164,7 @@ def _parameter(name: str, hint: Any, row: Mapping[str, Any]) -> click.Parameter:
 
     `names`: the words of the option, if they differ from the name of the parameter. `type`: arguments of the class in
     TYPES. `choices`: allowed values, if they are no Literal. `complete`: argument of `names_of`. `writes`: the option
-    names a file that is written at the end, so it is checked at the beginning. Other keys are
+    names a file that is written at the end, so it is checked at the beginning; `folder`: a folder. Other keys are
     arguments of `click.Option` or `click.Argument`."""
     if NoneType in get_args(hint):
         hint = get_args(hint)[0]
@@ -310,6 +319,13 @@ class PlanChanges:
         """Return the changes that these options and --registry make. Raises ConfigError for a wrong value."""
         from imagebuild.project.project import parse_changes
 
+        for setting in self.settings:
+            name, _, value = setting.partition("=")
+            _, dot, last = name.rpartition(".")
+            if (dot and last) or last in table("foreign")["settings"]:
+                remedy = table("foreign")["settings"].get(last, "--set {name}={value}, which applies to all targets")
+                remedy = remedy.format(name=last, value=value)
+                raise ConfigError(f"--set {setting}: --set changes only axes and versions; use {remedy}")
         return parse_changes(self.settings, self.with_, self.without, repository=registry)
 
     def __bool__(self) -> bool:
@@ -445,14 +461,15 @@ def check_combination(
             raise ConfigError(f"{both[0]}: cannot be combined with {' and '.join(both[1:])}; leave out all but one")
 
 
-def check_output(name: str | Path | None) -> None:
-    """Raise ConfigError if the file that an option names cannot be written. None and `-` are accepted."""
+def check_output(name: str | Path | None, *, folder: bool = False) -> None:
+    """Raise ConfigError if the file, or the `folder`, that an option names cannot be written. None is accepted, and `-`
+    for a file."""
     from imagebuild.core.files import check_writable
 
     if name == "":
         raise ConfigError("FILE: the name of the output file is empty; name a file, or remove the option")
     if name is not None and str(name) != STDOUT:
-        check_writable(Path(name))
+        check_writable(Path(name), folder=folder)
 
 
 def name_advisories(targets: Iterable[Target], *, whole: bool = False) -> None:

@@ -57,7 +57,8 @@ def plan(
     json_file: str | None, lock: bool, explained: str | None, waive: tuple[str, ...],
     osv_file: str | None,
 ) -> None:  # fmt: skip
-    from imagebuild.project.plan import restricted_components, select_excluded, select_one, select_targets
+    from imagebuild.project.plan import restricted_components
+    from imagebuild.project.select import select_excluded, select_one, select_targets
 
     if write_osv(osv_file):
         return
@@ -101,13 +102,15 @@ def plan(
         unpinned = Counter(title for own in needs.values() for title, lacking in own.items() if lacking)
         rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.name) for t in targets]
         if unpinned:
-            shares = [f"{list(own.values()).count(False)} of {len(own)}" for own in needs.values()]
-            locked = [(*row[:2], share, row[2]) for row, share in zip(rows, shares, strict=True)]
+            locked = [
+                (*row[:2], f"{list(own.values()).count(False)} of {len(own)}", row[2])
+                for row, own in zip(rows, needs.values(), strict=True)
+            ]
             print_table(("target", "platforms", "locked", "image"), locked, whole=["locked", "image"])
             out.print()
             print_table(("not locked", "targets"), [(title, str(number)) for title, number in sorted(unpinned.items())])
-            images = sorted({t.image for t in targets if any(needs[t.id].values())})
-            command = workspace.project.changes.lock_command(*images)
+            images = {t.image for t in targets if any(needs[t.id].values())}
+            command = workspace.project.changes.lock_command(*sorted(images))
             err.print(f"sources without a pin: {len(unpinned)}; `{command}` pins them")
         else:
             print_table(("target", "platforms", "image"), rows, whole=["image"])
@@ -152,14 +155,14 @@ def check_advisories(targets: Sequence[Target], waived: Sequence[str], *, whole:
 
 @options.command()
 def render(
-    project: options.ProjectFiles, edits: options.ImageChanges, target: str, unresolved: bool,
+    project: options.ProjectFiles, edits: options.ImageChanges, select: tuple[str, ...], unresolved: bool,
     purpose: Literal["standalone"] | None, output: str | None, lock: bool,
 ) -> None:  # fmt: skip
     from imagebuild.project.lockfile import check_pinned
-    from imagebuild.project.plan import select_one
+    from imagebuild.project.select import select_one
 
-    workspace = project.open(edits.parse(), output, select=[target])
-    chosen = select_one(workspace.plan, target)
+    workspace = project.open(edits.parse(), output, select=select)
+    chosen = select_one(workspace.plan, *select)
     edits.check_base([chosen], pinned=False)
     workspace = workspace.locked([chosen], wanted=lock)
     words = (*project.words, *(("--for", purpose) if purpose else ()))

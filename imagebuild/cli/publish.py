@@ -127,7 +127,8 @@ def prune(
 ) -> None:  # fmt: skip
     from imagebuild.oci.reference import parse_reference
     from imagebuild.oci.registry import connect_registry
-    from imagebuild.project.plan import repository_name, select_targets
+    from imagebuild.project.plan import repository_name
+    from imagebuild.project.select import select_targets
     from imagebuild.publish.prune import delete_staged, judge_staged
 
     workspace, trust = project.open(options.PlanChanges().parse(registry)), signers.trusted()

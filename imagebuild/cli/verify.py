@@ -119,6 +119,7 @@ def keep_log(result: VerifyResult, plan: Plan, folder: Path) -> None:
 def _print_results(result: VerifyResult) -> None:
     """Print a table of the checks, the output of failed checks, and the number of checks for each outcome."""
     from imagebuild.core.console import MARKS, out, print_table, styled
+    from imagebuild.oci.image import index_explained
 
     rows = [(c.component, c.check, MARKS[c.outcome], c.reason, f"{c.seconds:.1f} s") for c in result.checks]
     print_table(("component", "check", "outcome", "why", "time"), rows)
@@ -133,4 +134,7 @@ def _print_results(result: VerifyResult) -> None:
         if len(checks) == 1:
             out.print(checks[0].output.rstrip() or "(no output)")
     counts = (f"{sum(check.outcome == outcome for check in result.checks)} {outcome}" for outcome in MARKS)
+    images = {result.platform: result.digest} if result.digest else {}
+    if images and (sentence := index_explained(result.image.partition("@")[2], images)):
+        out.print(sentence)
     out.print(f"{result.image}, {result.platform}: {', '.join(counts)}")

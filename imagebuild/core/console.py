@@ -106,7 +106,8 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[Part]], *, whole
 
     In a terminal, the first column and the columns in `whole` are not wrapped, because people copy their values. Other
     cells wrap between words. If the terminal is too narrow, columns are left out in the order of DISPENSABLE, then the
-    last columns; a column in `whole` is wrapped before it is left out. In a file or a pipe, no line is wrapped."""
+    last columns; a column in `whole` is wrapped before it is left out. If even that is too wide, each cell has its own
+    line. In a file or a pipe, no line is wrapped."""
     cells = [tuple(map(styled, row)) for row in rows]
     titles = list(columns)
     texts = [[*titles], *([cell.plain for cell in row] for row in cells)]
@@ -122,6 +123,12 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[Part]], *, whole
         if i not in least and titles[i] in first_out:
             break  # do not show a column that matters even less
     shown = sorted(least)
+    if {*whole} & {title for i, title in enumerate(titles) if i not in least}:
+        for row in cells:
+            out.print(row[0], soft_wrap=True)
+            for title, cell in zip(titles[1:], row[1:], strict=True):
+                out.print(styled((f"  {title}  ", "bold"), cell), soft_wrap=True)
+        return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i in shown:
         table.add_column(titles[i], overflow="fold", min_width=min(least[i], out.width))

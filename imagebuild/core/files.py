@@ -38,19 +38,21 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def check_writable(path: Path) -> None:
-    """Raise ConfigError if a file cannot be written, as `write_bytes` would. Work that takes long begins after this."""
+def check_writable(path: Path, *, folder: bool = False) -> None:
+    """Raise ConfigError if a file, or files in a `folder`, cannot be written, as `write_bytes` would.
+    Work that takes long begins after this."""
     try:
         with suppress(FileNotFoundError):
             path.stat()  # raises OSError for a circular symlink
-        if path.is_dir():
+        if path.is_dir() and not folder:
             raise ConfigError(f"{path}: cannot be written: is a folder; name a file in it")
-        if path.exists() and not path.is_file():
+        if path.exists() and not path.is_file() and not folder:
             if not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         else:
-            parents = Path(os.path.realpath(path)).parents
-            with temporary_file(next(parent for parent in parents if parent.exists())) as temporary:
+            real = Path(os.path.realpath(path))
+            places = [real, *real.parents] if folder else real.parents
+            with temporary_file(next(place for place in places if place.exists())) as temporary:
                 temporary.touch()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None

@@ -18,8 +18,9 @@ from imagebuild.core.errors import ConfigError, Mistakes, suggestion
 from imagebuild.core.fields import Condition, Form, Loc, Model, Variable, YamlFile
 from imagebuild.core.yaml import dotted_key, load_yaml
 
-Container = Literal["kubernetes", "pyxis", "none"]
-"""How ranks run: in a container (`kubernetes`, or `pyxis` on Slurm), or as processes of the node (`none`)."""
+Container = Literal["kubernetes", "pyxis", "apptainer", "none"]
+"""How ranks run: in a container on Kubernetes, in a container of pyxis or Apptainer on Slurm, or as processes of the
+node (`none`)."""
 Scope = Literal["rank", "container", "launcher", "batch"]
 """Place where an environment variable is set. `Env.scope` explains each place."""
 

@@ -45,6 +45,11 @@ class JobImage:
     components: Mapping[str, str] = field(default_factory=dict)
     """Maps the components that the image is known to contain to their versions."""
 
+    @property
+    def is_file(self) -> bool:
+        """Whether the image is a file that all nodes see, and not an image in a registry."""
+        return self.reference.startswith("/")
+
 
 def resolve_image(request: JobRequest, profile: Profile, facts: JobFacts, size: Size, offer: Offer) -> JobImage:
     """Return the image that the request names, or the newest image that fits.
@@ -60,6 +65,7 @@ def resolve_image(request: JobRequest, profile: Profile, facts: JobFacts, size: 
             raise ConfigError(f"--image: {problem}")
         image = JobImage("", "other", request.nccl, None)
     else:
+        _refuse_wrong_file(request.image or "", size)
         image = _image_to_pull(request, profile, facts, size, offer)
     _refuse_bad_combinations(request, size, conditions_of_image(conditions, image, facts))
     return image
@@ -77,6 +83,19 @@ def choose_image(
         if not ranked.lacks:
             return ranked.image, ranking[:place], ""
     return None, ranking, nothing_fits(ranking, offer, facts.stacks, size)
+
+
+def _refuse_wrong_file(reference: str, size: Size) -> None:
+    """Raise ConfigError if `reference` is the path of an image file that the job cannot start."""
+    place, suffix = DATA["places"][size.container], DATA["image_files"].get(size.container)
+    if suffix and re.fullmatch(rf"/[\w./+@:-]+\{suffix}", reference):
+        return
+    if reference.startswith(("/", ".", "~")) or reference.endswith((".sqsh", ".sif")):
+        remedy = f"write the absolute path of a file *{suffix} that all nodes see" if suffix else "write REPOSITORY:TAG"
+        others = [c for c in size.scheduler.containers if reference.endswith(DATA["image_files"].get(c, "/"))]
+        if others and size.container not in others:
+            remedy = f"use --container {others[0]}, or {remedy}"
+        raise ConfigError(f"--image {reference}: {place} cannot start this file; {remedy}")
 
 
 def conditions_of_image(before: Mapping[str, str], image: JobImage, facts: JobFacts) -> Mapping[str, str]:
@@ -105,7 +124,7 @@ def _image_to_pull(request: JobRequest, profile: Profile, facts: JobFacts, size:
     if image.arches is not None and profile.node.cpu not in image.arches:
         arches = f"is for {', '.join(image.arches)}, but {profile.name} is {profile.node.cpu}"
         raise ConfigError(f"--image {image.reference}: {arches}; choose another image")
-    if full_reference(image.reference) != image.reference:
+    if full_reference(image.reference) != image.reference and not image.is_file:
         remedy = "set the registry with --registry or with `registry` in the cluster's file, choose a published image"
         remedy += " with --catalog FILE, or name an image with --image"
         problem = "the name contains no registry, so nodes cannot pull the image"
@@ -124,14 +143,15 @@ def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stac
 
     Raises ConfigError if `reference` is not the name of an image, or if nodes would look for the image in Docker Hub.
     """
-    if not re.fullmatch(rf"(?!.*(//|:/))[A-Za-z0-9][A-Za-z0-9._:/-]*(@{fields.DIGEST})?", reference):
+    is_file = reference.startswith("/")
+    if not is_file and not re.fullmatch(rf"(?!.*(//|:/))[A-Za-z0-9][A-Za-z0-9._:/-]*(@{fields.DIGEST})?", reference):
         remedy = "write REPOSITORY:TAG or REPOSITORY@DIGEST, without docker://"
         raise ConfigError(f"--image {reference!r}: not the name of an image; {remedy}")
     for offered in offer.images:
         if reference in (offered.id, offered.reference, *offered.aliases):
             image = _job_image(offered, _stack_of(offered, stacks), offer)
             return image if reference == offered.id else replace(image, reference=reference)
-    if full_reference(reference) != reference:
+    if full_reference(reference) != reference and not is_file:
         near = nearest(reference, [offered.id for offered in offer.images])
         write = f"write the name with its registry, such as ghcr.io/acme/{reference}"
         what = f"did you mean {near!r}?" if near else f"{write}, or {full_reference(reference)} for Docker Hub"

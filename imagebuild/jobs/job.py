@@ -124,6 +124,7 @@ def _notes(request: JobRequest, facts: JobFacts, size: Size, image: JobImage, en
     if image.is_planned:
         notes.append(f"note: {image.reference} {PLANNED}")
     if image.nccl is None:
-        assumed = facts.nccl_variables.release
-        notes.append(f"note: the NCCL version of the image is not known; the job assumes {assumed}; set it with --nccl")
+        place = "image" if image.reference else "nodes"
+        assumed = f"the job assumes {facts.nccl_variables.release}; set it with --nccl"
+        notes.append(f"note: the NCCL version of the {place} is not known; {assumed}")
     return notes

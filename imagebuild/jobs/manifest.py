@@ -18,7 +18,7 @@ from markupsafe import Markup
 from imagebuild.core.errors import plural
 from imagebuild.core.fields import Model
 from imagebuild.jobs.compare import WHEEL, comparison_of
-from imagebuild.jobs.facts import GANGS_OF_PODS, Security
+from imagebuild.jobs.facts import DATA, GANGS_OF_PODS, Security
 from imagebuild.jobs.job import Job
 from imagebuild.jobs.offer import enroot_reference
 
@@ -124,6 +124,7 @@ def _fill(quote: Callable[[object], str], template: str, job: Job, **scripts: st
         "scopes": job.environment.scopes,
         # texts and numbers computed from the job
         "claim": f"{job.workers.name}-channel",
+        "image_files": DATA["image_files"],
         "claims": any(feature.claims for feature in size.features.values()),
         "command": shlex.join(["imagebuild", *job.request.words]),
         "report_options": report_options(job),

@@ -7,7 +7,7 @@ from typing import Literal
 
 Scheduler = Literal["mpijob", "jobset", "slurm"]
 """Programs that start jobs. The file in `jobs/schedulers/` and the template of each program have the program's name."""
-SlurmContainer = Literal["pyxis", "none"]
+SlurmContainer = Literal["pyxis", "apptainer", "none"]
 """The values of `--container`: the ways in which ranks can run on Slurm."""
 
 

@@ -142,6 +142,13 @@ class FoundImage:
         return self.read(chosen)
 
 
+def index_explained(index: str | None, images: Mapping[Any, str]) -> str:
+    """Return a sentence about the digest of an index, from the digest of the image of each platform.
+    Return an empty text if the digest is that of an image."""
+    listed = ", ".join(f"the image of {platform} is {digest}" for platform, digest in images.items())
+    return f"{index[:19]} is the digest of the index; {listed}" if index and index not in images.values() else ""
+
+
 def is_image(item: Descriptor) -> bool:
     """Return whether an entry of an index is an image. Engines decide by the platform, and ignore annotations."""
     return not (item.platform or "").startswith("unknown")

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from graphlib import CycleError, TopologicalSorter
@@ -12,7 +13,7 @@ from typing import get_args
 from pydantic import Field
 
 from imagebuild.core.advisory import Advisory, Place, is_packaged, known_bad
-from imagebuild.core.errors import ConfigError, Mistakes, NothingSelected, nearest, suggestion
+from imagebuild.core.errors import Mistakes, suggestion
 from imagebuild.core.fields import REPOSITORY, TAG, Model, Name, Platform, axis_facts, major, matches, minor
 from imagebuild.project.component import Variant
 from imagebuild.project.contradictions import check_names
@@ -25,6 +26,8 @@ REVISION = "{revision}"
 """Placeholder that stays in the tags of a plan, so that the plan does not depend on the commit. `imagebuild publish`
 replaces the placeholder."""
 REVISION_DIGITS = 7
+EXCEPT = "!"
+"""The first character of a selector that leaves out targets: a value of --exclude."""
 OPTIONS = "--with and --without"
 """Rule that excludes a combination because these options contradict the files of the project."""
 OWN_BASE = "docs/tutorial.md, section 8"
@@ -154,15 +157,13 @@ def make_plan(project: Project, select: Sequence[str] | None = None) -> Plan:
             if not changes.values.keys().isdisjoint(axes):
                 # A value of --set may fit only some images. Therefore a combination without a version is excluded,
                 # and is not a mistake.
-                remedy = "add " + " ".join(f"--set {pin}=VERSION" for pin in lacking)
-                problem = f"no version applies to {combination_id(name, axes)}; {remedy}"
-                against += [(f"versions.{pin}", problem) for pin in lacking]
+                against += [(f"versions.{pin}", _unknown_version(project, name, axes, lacking)) for pin in lacking]
             if against:
                 rule, reason = against[0]
                 excluded.append(Excluded(image=name, axes=axes, rule=rule, reason=reason))
                 continue
             own = Mistakes() if edited else mistakes
-            add_lacking(project, combination_id(name, axes), axes, lacking, own)
+            add_lacking(project, name, axes, lacking, own)
             versions = {c: str(version) for c, version in present.items()}
             wrong_tags = own if everything else Mistakes()
             made = [] if lacking else [make_target(project, name, axes, versions, wrong_tags)]
@@ -170,18 +171,17 @@ def make_plan(project: Project, select: Sequence[str] | None = None) -> Plan:
                 excluded.append(Excluded(image=name, axes=axes, rule=OPTIONS, reason="\n".join(own.texts)))
             else:
                 targets += made
-    if everything and not (changes.values or edited or mistakes.texts):
+    whole = everything and not (changes.values or edited)
+    if whole and not mistakes.texts:
         _check_use(project, targets, excluded, used, mistakes)
     mistakes.stop_if_any()
+    _check_versions(project, [target for target in targets if fits(target, select or ())], mistakes, whole=whole)
     if everything:
         check_tags(project, targets, mistakes)
         check_policy(project, targets, mistakes)
     mistakes.stop_if_any()
-    # If several targets have the same alias, only the last one keeps it.
-    owner = {alias: target.id for target in targets for alias in target.aliases}
-    kept = {t.id: tuple(dict.fromkeys(a for a in t.aliases if owner[a] == t.id)) for t in targets}
     return Plan(
-        targets=tuple(target.model_copy(update={"aliases": kept[target.id]}) for target in targets),
+        targets=tuple(_with_own_aliases(targets)),
         excluded=tuple(excluded),
         restricted={n: d.model.redistribution for n, d in project.components.items() if d.model.redistribution},
         provides={n: d.model.provides for n, d in project.components.items() if d.model.provides},
@@ -189,10 +189,34 @@ def make_plan(project: Project, select: Sequence[str] | None = None) -> Plan:
     )
 
 
-def add_lacking(
-    project: Project, combination: str, axes: Mapping[str, str], pins: Sequence[str], mistakes: Mistakes
-) -> None:
+def _with_own_aliases(targets: Sequence[Target]) -> Iterator[Target]:
+    """Yield the targets. If several targets have the same alias, only the last one keeps it."""
+    owner = {alias: target.id for target in targets for alias in target.aliases}
+    for target in targets:
+        own = dict.fromkeys(alias for alias in target.aliases if owner[alias] == target.id)
+        yield target.model_copy(update={"aliases": tuple(own)})
+
+
+def _images_for(project: Project, image: str, release: str, pins: Sequence[str]) -> list[str]:
+    """Return the images of imagebuild, or of another extended project, from which an image for a release can start.
+    Return an empty list if the pins do not depend on the release."""
+    rows = [project.matrix.model.versions.get(pin, ()) for pin in pins]
+    if not rows or not all(of_pin and all("os" in row.when for row in of_pin) for of_pin in rows):
+        return []
+    images = (project.base or project).matrix.model.images
+    return [name for name, other in images.items() if name != image and release in other.axes.get("os", ())]
+
+
+def _unknown_version(project: Project, image: str, axes: Mapping[str, str], pins: Sequence[str]) -> str:
+    others = " or ".join(_images_for(project, image, axes["os"], pins))
+    added = "add " + " ".join(f"--set {pin}=VERSION" for pin in pins)
+    remedy = f"use the image {others}, or {added}" if others else added
+    return f"no version applies to {combination_id(image, axes)}; {remedy}"
+
+
+def add_lacking(project: Project, image: str, axes: Mapping[str, str], pins: Sequence[str], mistakes: Mistakes) -> None:
     """Add a mistake for each pin without a version for a combination, or one if no version is for its base."""
+    combination = combination_id(image, axes)
     matrix, at, base = project.matrix.model, project.matrix.at, axes["os"]
     known = {value for rows in matrix.versions.values() for row in rows for value in row.when.get("os", ())}
     if pins and known and base not in known:
@@ -200,6 +224,13 @@ def add_lacking(
         remedy = f"give this image the name of its release, such as {release}: see {OWN_BASE}"
         problem = f"no versions are known for this base: {', '.join(pins)}; {remedy}"
         mistakes.add_once(f"{at('bases', base)}: bases.{base}", problem)
+        return
+    if project.base and (others := _images_for(project, image, base, pins)):
+        remedy = f"start from an image for {base}, such as `from: {others[0]}`"
+        remedy += " instead of `components`" if ("images", image, "components") in project.matrix.lines else ""
+        mistakes.add_once(
+            f"{at('images', image)}: images.{image}", f"no version for {base}: {', '.join(pins)}; {remedy}"
+        )
         return
     for pin in pins:
         problem = f"no version applies to {combination}; add `{pin}: VERSION`, or a rule that excludes this combination"
@@ -209,7 +240,7 @@ def add_lacking(
 def named_images(images: Iterable[str], selectors: Sequence[str]) -> tuple[str, ...]:
     """Return the images whose targets the selectors may fit. If they name no image, return all images."""
     everything = tuple(images)
-    words = [selector for selector in selectors if "=" not in selector]
+    words = [selector for selector in selectors if "=" not in selector and not selector.startswith(EXCEPT)]
     starts = [re.split(r"[*?[]", word)[0] for word in words]
     named = [
         name
@@ -272,6 +303,11 @@ def with_requirements(project: Project, image: str, mistakes: Mistakes, *, alone
     for name, other in permutations(offered, 2):
         for reason in (text for of, text in project.components[name].model.conflicts.items() if of in offered[other]):
             mistakes.add(where, f"{what}: {name} and {other} cannot be in one image: {reason}; remove one of the two")
+    axes = project.matrix.model.images[image].axes
+    for name, axis in ((name, project.components[name].model.version_axis) for name in graph):
+        if axis and axis not in axes:
+            problem = f"needs the axis {axis!r}, which {image} does not have; add it to images.{image}.axes"
+            mistakes.add_once(where, f"{what}: {name} {problem}, or remove the component")
     try:
         return tuple(TopologicalSorter({n: graph[n] for n in sorted(graph)}).static_order())
     except CycleError as error:
@@ -420,6 +456,79 @@ def _check_use(
         mistakes.add(f"{at('images', name, 'axes')}: images.{name}.axes", problem)
 
 
+def _check_versions(project: Project, targets: Sequence[Target], mistakes: Mistakes, *, whole: bool) -> None:
+    """Add a mistake for each `--set` that changes none of the targets. `whole`: also for each entry of `versions` in
+    the user's matrix that no target uses, if the targets have another component of the same kind instead."""
+    if not targets:
+        return
+    components = {c for target in targets for c in (*target.components, *_compiled_with(project, target))}
+    models = [project.components[name].model for name in components]
+    owners = {owner for model in models for owner in (model.packages_from, model.wheels_from) if owner}
+    used = {*map(project.setting, components | owners), *(axis for target in targets for axis in target.axes)}
+    settings = {name: f"--set {name}={value}" for name, value in project.changes.values.items()}
+    own = [n for n in project.matrix.model.versions if whole and project.base and project.is_own("versions", n)]
+    for name in [name for name in (*settings, *own) if name not in used]:
+        users = [component for component in project.components if project.setting(component) == name]
+        target, others = next(
+            ((t, found) for t in targets if (found := _same_kind(project, users, t.components))), (targets[0], [])
+        )
+        added = next((options for c in users if (options := _options_to_use(project, target, c))), None)
+        instead = {project.setting(c) for c in others or [name] if c in project.components}
+        what = f"{target.id} contains {' and '.join(others)} instead" if others else "changes no selected target"
+        if name in settings:
+            remedies = [f"add {' '.join(added)}"] if added else [f"use --set {other}" for other in instead - {name}]
+            mistakes.add(settings[name], f"{what}; {', or '.join([*remedies, f'remove --set {name}'])}")
+        elif others:
+            remedies = [f"build it as with {' '.join(added)}"] if added else [f"write {' and '.join(sorted(instead))}"]
+            mistakes.add(
+                project.matrix.at("versions", name), f"versions.{name}: {what}; {remedies[0]}, or remove the entry"
+            )
+
+
+def _compiled_with(project: Project, target: Target) -> set[str]:
+    """Return the components that the build stages of a target use."""
+    preferred = project.matrix.model.images[target.image].build_with
+    found: set[str] = set()
+    todo = [*target.components]
+    while todo:
+        roles = project.components[todo.pop()].model.build_requires
+        providers = {project.provider(role, target.components, preferred) for role in roles}
+        new = {name for name in providers if name} - found
+        found |= new
+        todo += new
+    return found
+
+
+def _same_kind(project: Project, names: Iterable[str], present: Iterable[str]) -> list[str]:
+    """Return the components among `present` that provide the same as one of the components `names`."""
+    offers = {n: {n, *project.components[n].model.provides} for n in (*names, *present)}
+    return [name for name in present if name not in names and any(offers[name] & offers[n] for n in names)]
+
+
+def _options_to_use(project: Project, target: Target, component: str) -> list[str]:
+    """Return the options --with and --without that replace components of a target by another one.
+    Return an empty list if the target cannot contain this component."""
+    own, changes = project.matrix.model.images[target.image].components, project.changes
+    if project.components[component].model.build_only or component in changes.without:
+        return []
+
+    def compiles(name: str) -> bool:
+        return (project.folder(name) / "build.j2").exists()
+
+    present = [*target.components]
+    for _ in range(2):  # what is compiled needs components that have a build stage
+        added = reached(project, component, present)
+        compiled = {role for name in added for role in project.components[name].model.build_requires}
+        roles = {name: compiled & {*project.components[name].model.provides} for name in present}
+        present = [name for name in present if not roles[name] or compiles(name)]
+    removed = _same_kind(project, added, [name for name in own if name in target.components])
+    values = {axis: value for axis, value in changes.values.items() if axis in target.axes}
+    changed = replace(changes, values=values, with_=(*changes.with_, component), without=(*changes.without, *removed))
+    plan = make_plan(replace(project, changes=changed), [target.id])
+    works = any(t.id == target.id and all(map(compiles, _compiled_with(project, t))) for t in plan.targets)
+    return ["--with", component, *(word for name in removed for word in ("--without", name))] if works else []
+
+
 def check_tags(project: Project, targets: Collection[Target], mistakes: Mistakes) -> None:
     """Add a mistake for each tag that two targets have, and for each alias that is also a tag."""
     owners: dict[str, str] = {}
@@ -457,62 +566,28 @@ def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes
             mistakes.add(where, f"publish.staging: {name} is the published repository of {target.image}; {remedy}")
 
 
-def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
-    """Return the targets that fit the selectors: globs of ids, names of images, and `axis=value`.
-
-    A target must fit one of the globs or names, and every `axis=value`. Without selectors, return all targets. Raises
-    NothingSelected if no target fits all selectors or one of them, with the reason if a rule excludes the targets, and
-    ConfigError if the options `--with` and `--without` make a selected target impossible."""
-    selectors = tuple(selectors)
-    impossible = [item for item in select_excluded(plan, selectors) if item.rule == OPTIONS]
-    if reasons := {item.image: item.reason for item in reversed(impossible)}:
-        raise ConfigError("\n".join(dict.fromkeys(reversed(reasons.values()))))
-    items: tuple[Target | Excluded, ...] = (*plan.targets, *plan.excluded)
-    idle = tuple(selector for selector in selectors if not any(_fits(item, (selector,)) for item in items))
-    if (chosen := tuple(t for t in plan.targets if _fits(t, selectors))) and not idle:
-        return chosen
-    # A misspelled name beside a correct one is an error too: otherwise fewer images than requested would be built.
-    selectors = idle or selectors
-    problem = f"no target fits {' '.join(selectors)}" if selectors else "the matrix has no target"
-    for item in select_excluded(plan, selectors):
-        reason = f"{item.rule} excludes {item.id}: {item.reason}"
-        raise NothingSelected(f"{problem}: {reason}; `imagebuild plan` lists what is built")
-    known = {name for t in plan.targets for name in (t.image, t.id, *(f"{a}={value}" for a, value in t.axes.items()))}
-    left_out = {item.id: item for item in plan.excluded}
-    near = next((n for name in selectors if name not in known and (n := nearest(name, {*known, *left_out}))), None)
-    if near in left_out and near not in known:
-        item = left_out[near]
-        problem += f"; {item.rule} excludes {near}" if item.rule != OPTIONS else f"; {near} is not possible"
-        raise NothingSelected(f"{problem}: {item.reason}; `imagebuild plan` lists what is built")
-    images = ", ".join(sorted({target.image for target in plan.targets}))
-    raise NothingSelected(f"{problem}; " + (f"did you mean {near!r}?" if near else f"known images: {images}"))
-
-
 def restricted_components(plan: Plan, targets: Iterable[Target]) -> dict[str, str]:
     """Map each component with a restricted licence to the terms to accept before these targets are published."""
     used = {component for target in targets for component in target.components}
     return {name: text for name, text in plan.restricted.items() if name in used}
 
 
-def select_one(plan: Plan, name: str) -> Target:
-    """Return the target with an id, or the only target that fits a glob.
-    Raises NothingSelected if no target fits, and ConfigError if several targets fit."""
-    chosen = select_targets(plan, [name])
-    if len(chosen) > 1:
-        first = ", ".join(target.id for target in chosen[:5]) + (", …" if len(chosen) > 5 else "")
-        raise ConfigError(f"{name}: {len(chosen)} targets fit ({first}); name one of them")
-    return chosen[0]
+def parts_of(selector: str) -> list[str]:
+    """Return a selector for each value of a selector `axis=value,…`."""
+    axis, equals, values = selector.partition("=")
+    return [f"{axis}={value}" for value in values.split(",")] if equals else [selector]
 
 
-def select_excluded(plan: Plan, selectors: Iterable[str]) -> tuple[Excluded, ...]:
-    """Return the excluded combinations that fit the selectors of `select_targets`."""
-    return tuple(e for e in plan.excluded if _fits(e, tuple(selectors)))
-
-
-def _fits(item: Target | Excluded, selectors: tuple[str, ...]) -> bool:
-    values = {"image": item.image, **item.axes}
-    pairs = [selector.split("=", 1) for selector in selectors if "=" in selector]
-    globs = [selector for selector in selectors if "=" not in selector]
-    return all(fnmatchcase(values.get(axis, ""), value) for axis, value in pairs) and (
+def fits(item: Target | Excluded, selectors: Sequence[str]) -> bool:
+    values, wanted, globs = {"image": item.image, **item.axes}, dict[str, list[bool]](), list[str]()
+    for selector in (part for text in selectors for part in parts_of(text)):
+        axis, equals, value = selector.partition("=")
+        if selector.startswith(EXCEPT):
+            wanted[selector] = [not fits(item, [selector.removeprefix(EXCEPT)])]
+        elif equals:
+            wanted.setdefault(axis, []).append(fnmatchcase(values.get(axis, ""), value))
+        else:
+            globs.append(selector)
+    return all(map(any, wanted.values())) and (
         not globs or any(glob == item.image or fnmatchcase(item.id, glob) for glob in globs)
     )

@@ -171,16 +171,21 @@ class Project:
             return self.folder(component) / file
         return next((path for root in self.roots if (path := root / name).exists()), self.roots[0] / name)
 
+    def setting(self, component: str) -> str:
+        """Return the axis or the entry of `versions` that sets the version of a component."""
+        model = self.components[component].model
+        return model.version_axis or model.pin or component
+
     def pin(self, component: str, facts: Mapping[str, str]) -> Pin | None:
         """Return the row of `versions` that sets the version of a component. Return None if no condition holds.
         If several conditions hold, the first row is returned. `facts` are the axes of the target."""
-        rows = self.matrix.model.versions.get(self.components[component].model.pin or component, ())
+        rows = self.matrix.model.versions.get(self.setting(component), ())
         return next((pin for pin in rows if matches(pin.when, {**facts, "component": component})), None)
 
     def version(self, component: str, facts: Mapping[str, str]) -> str | None:
         """Return the version of a component in a target with the axes `facts`. Return None if no version applies."""
         if axis := self.components[component].model.version_axis:
-            return facts[axis]
+            return facts.get(axis)
         pin = self.pin(component, facts)
         return pin.version if pin else None
 

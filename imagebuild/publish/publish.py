@@ -15,13 +15,14 @@ from imagebuild.core.console import err, out, styled
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, NothingSelected, ResultError
 from imagebuild.core.run import for_each
 from imagebuild.oci.attestation import SIGNATURE, encode_predicate
-from imagebuild.oci.image import PlatformImage, image_of, is_image
+from imagebuild.oci.image import PlatformImage, image_of, index_explained, is_image
 from imagebuild.oci.layout import INDEX, Descriptor, Manifest, blobs_of, encode_json, manifests_of
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, Repository, copy_image
-from imagebuild.project.plan import REVISION, Plan, Target, repository_name, restricted_components, select_targets
+from imagebuild.project.plan import EXCEPT, REVISION, Plan, Target, repository_name, restricted_components
 from imagebuild.project.project import Project
 from imagebuild.project.records import BuildResult, Published, PublishResult, RenderedHashes
+from imagebuild.project.select import select_targets
 from imagebuild.publish import decide
 from imagebuild.publish.attest import attach, missing_attachments, verify_attachments
 from imagebuild.publish.evidence import (
@@ -125,7 +126,8 @@ def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, con
         _ = request.signer.trusted
     evidence = read_evidence(request.folders)
     built = {build.value.target for build in evidence.of_type(BuildResult)}
-    targets = [target for target in select_targets(plan, request.select) if request.select or target.id in built]
+    named = any(not selector.startswith(EXCEPT) for selector in request.select)
+    targets = [target for target in select_targets(plan, request.select) if named or target.id in built]
     if not targets:
         folders = ", ".join(map(str, request.folders))
         remedy = "run `imagebuild build` first"
@@ -458,6 +460,7 @@ def print_published(result: PublishResult, plan: Plan) -> None:
             *(f"same tag  {name}" for name in target.kept),
             *(f"moved tag  {name}: {before} → {target.digest}" for name, before in target.moved.items()),
             *([f"attachments  {attached}"] if attached else ()),
+            *filter(None, [target.platforms and index_explained(target.digest, target.platforms)]),
         ):
             out.print(f"    {line}")
     states = Counter(target.state for target in result.targets)

@@ -23,8 +23,9 @@ from imagebuild.oci.image import FoundImage, PlatformImage
 from imagebuild.oci.layout import layouts_in
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry, connect_registry
-from imagebuild.project.plan import Plan, Target, axes_of, components_of, select_one
+from imagebuild.project.plan import Plan, Target, axes_of, components_of
 from imagebuild.project.records import BuildResult
+from imagebuild.project.select import select_one
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from imagebuild.oci.layout import INDEX, Descriptor, Manifest, digest_of, index_
 from imagebuild.oci.reference import ImageReference
 from imagebuild.oci.registry import Registry, connect_registry, push_image
 from imagebuild.project.load import load_project
-from imagebuild.project.plan import make_plan, select_one
+from imagebuild.project.plan import make_plan
+from imagebuild.project.select import select_one
 from imagebuild.publish.attest import AttestFinding, AttestResult
 from imagebuild.publish.provenance import Provenance, provenance_of
 from imagebuild.publish.sbom import SpdxDocument

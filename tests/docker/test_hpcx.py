@@ -19,7 +19,7 @@ from tests.docker.standin import TARGETS
 pytestmark = pytest.mark.docker
 
 
-COMPILED_LONG = ("openmpi", "nccl-tests")
+COMPILED_LONG = ("openmpi-hpcx", "nccl-tests")
 """Components that `make docker` leaves out, because Open MPI takes long to compile, and nccl-tests needs Open MPI.
 `make hpcx-proof` builds all components."""
 

@@ -12,10 +12,10 @@
 #   nccl               2.32.3
 #   hpcx               2.51
 #   perftest           26.04.17
-#   openmpi            4
+#   openmpi-hpcx       4
 #   nccl-tests         2.19.6
 #
-# Written by imagebuild 0.1.0, lock 84b9155ab460:  imagebuild render hpcx-cuda13.4.2-ubuntu24.04-devel
+# Written by imagebuild 0.1.0, lock 009a822c89c0:  imagebuild render hpcx-cuda13.4.2-ubuntu24.04-devel
 # Needs no build context:  docker buildx build -t hpcx - < Dockerfile
 
 # ---- compiler-native -------------------------------------------------------------------------------
@@ -415,10 +415,10 @@ split-runtime
 rm -rf /build
 EOF
 
-# ---- openmpi ---------------------------------------------------------------------------------------
+# ---- openmpi-hpcx ----------------------------------------------------------------------------------
 # Open MPI of HPC-X: Open MPI from the sources in HPC-X, compiled with the distribution's PMIx, UCX,
 # UCC, HCOLL, CUDA and Slurm. BSD-3-Clause-Open-MPI, https://www.open-mpi.org
-FROM ubuntu:24.04@sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb AS openmpi
+FROM ubuntu:24.04@sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb AS openmpi-hpcx
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 RUN --mount=type=cache,id=apt-ubuntu24.04,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-ubuntu24.04,sharing=locked,target=/var/lib/apt/lists \
@@ -598,7 +598,7 @@ RUN --mount=type=cache,id=apt-ubuntu24.04,sharing=locked,target=/var/cache/apt \
     --mount=type=bind,from=hpcx,source=/out/devel/opt/hpcx/ucx/lib,target=/opt/hpcx/ucx/lib \
     --mount=type=bind,from=hpcx,source=/out/devel/opt/hpcx/sharp/lib,target=/opt/hpcx/sharp/lib \
     --mount=type=bind,from=hpcx,source=/out/devel/opt/hpcx/hcoll/lib,target=/opt/hpcx/hcoll/lib \
-    --mount=type=bind,from=openmpi,source=/out/devel/opt/hpcx/ompi/lib,target=/opt/hpcx/ompi/lib \
+    --mount=type=bind,from=openmpi-hpcx,source=/out/devel/opt/hpcx/ompi/lib,target=/opt/hpcx/ompi/lib \
     bash -eu <<'EOF'
 # Programs write this time to files instead of the current time, so that builds are reproducible.
 SOURCE_DATE_EPOCH=$(stat --dereference --format=%Y /etc/os-release)
@@ -755,7 +755,7 @@ COPY --link --from=gdrcopy /out/devel/ /
 COPY --link --from=nvbandwidth /out/devel/ /
 COPY --link --from=hpcx /out/devel/ /
 COPY --link --from=perftest /out/devel/ /
-COPY --link --from=openmpi /out/devel/ /
+COPY --link --from=openmpi-hpcx /out/devel/ /
 COPY --link --from=nccl-tests /out/devel/ /
 
 COPY --link --chmod=755 <<'EOF' /usr/sbin/sshd
@@ -867,7 +867,7 @@ LABEL org.opencontainers.image.title="hpcx" \
       org.opencontainers.image.base.digest="sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb" \
       org.opencontainers.image.licenses="((GPL-2.0-only OR BSD-2-Clause) AND GPL-2.0-or-later) AND (Apache-2.0 AND BSD-3-Clause) AND (Apache-2.0 AND LicenseRef-NVIDIA-DCGM-EULA) AND (Apache-2.0) AND (BSD-2-Clause AND BSD-3-Clause AND MIT) AND (BSD-3-Clause) AND (BSD-3-Clause-Open-MPI) AND (GPL-2.0-only OR Linux-OpenIB) AND (LicenseRef-NVIDIA-CUDA-EULA) AND (LicenseRef-NVIDIA-HPC-X-EULA) AND (LicenseRef-NVIDIA-cuDNN-EULA) AND (MIT)" \
       imagebuild.target="hpcx-cuda13.4.2-ubuntu24.04-devel" \
-      imagebuild.lock="84b9155ab460" \
+      imagebuild.lock="009a822c89c0" \
       imagebuild.axis.cuda="13.4.2" \
       imagebuild.axis.os="ubuntu24.04" \
       imagebuild.axis.variant="devel" \
@@ -882,7 +882,7 @@ LABEL org.opencontainers.image.title="hpcx" \
       imagebuild.component.nccl="2.32.3" \
       imagebuild.component.hpcx="2.51" \
       imagebuild.component.perftest="26.04.17" \
-      imagebuild.component.openmpi="4" \
+      imagebuild.component.openmpi-hpcx="4" \
       imagebuild.component.nccl-tests="2.19.6" \
       imagebuild.nccl-net="spcx"
 CMD ["bash"]

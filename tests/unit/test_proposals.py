@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.conftest import data
+from imagebuild.cli.app import load_command
+from tests.conftest import ROOT, data
 from tests.faulty import answering
 from tests.unit.conftest import Call
 from tests.upstream.wheels import make_wheel
@@ -25,7 +27,7 @@ CASES = data("cases/proposals")
 TARGET = "quickstart-cuda13.5-debian13-runtime"
 MATRIX: str = CASES["matrix"]
 ROUNDS = 5
-NOT_HERE = ("engine up",)
+NOT_HERE = ("engine up", f"build {TARGET} -o images")
 """Proposed commands that tests do not run."""
 
 
@@ -59,21 +61,32 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def followed(words: list[str], message: str) -> list[str]:
     """Return the words of a command line, changed as a message proposes."""
-    if near := re.search(r"(\S+?)(?:: (?:unknown|\w+ does)[^;]*|; \S+)?; did you mean '([^']+)'\?", message):
+    if near := re.search(
+        r"(\S+?)(?:: (?:unknown|no selected|\w+ does)[^;]*|; \S+)?; did you mean '([^']+)'\?", message
+    ):
         words = [near[2] if word == near[1] else word for word in words]
     for clause in re.findall(r"(?:; add|replace it:) ((?:--with(?:out)? [\w-]+ ?)+)", message):
         words = [*words, *clause.split()]
     return words
 
 
+FOREIGN = yaml.safe_load((ROOT / "imagebuild/cli/foreign.yaml").read_text())
+ROWS = [
+    *data("proposals"),
+    *({"run": f"build {option}", "status": 2, "ends": remedy} for option, remedy in FOREIGN["options"].items()),
+    *({"run": f"plan --set *.{key}=x", "status": 2, "ends": "; use "} for key in FOREIGN["settings"]),
+]
+
+
 @pytest.mark.programs
-@pytest.mark.parametrize("row", [pytest.param(row, id=row["run"]) for row in data("proposals")])
+@pytest.mark.parametrize("row", [pytest.param(row, id=row["run"]) for row in ROWS])
 def test_advice_works_as_printed(empty: Path, command: Call, row: dict[str, Any]) -> None:
     words, done = shlex.split(row["run"].replace(" Q", f" {TARGET}")), {*NOT_HERE}
     for _ in range(ROUNDS):
         status, printed, shown = command(*words)
         message = " ".join((printed + shown).split())
-        proposed = [text for text in re.findall(r"`imagebuild ([^`]+)`", message) if text not in done]
+        texts = [text.replace("TARGET", TARGET) for text in re.findall(r"`imagebuild ([^`]+)`", message)]
+        proposed = [text for text in texts if text not in done]
         for text in proposed:
             assert command(*shlex.split(text))[0] == 0, text
         again = followed(words, message)
@@ -81,4 +94,7 @@ def test_advice_works_as_printed(empty: Path, command: Call, row: dict[str, Any]
             break
         done |= {*proposed}
         words = again
-    assert (row.get("ends", "") in message, status) == (True, row.get("status", 0)), message[-2000:]
+    options = {name for command in ("build", "plan") for each in load_command(command).params for name in each.opts}
+    assert {*re.findall(r"use (--[\w-]+)", message)} <= options
+    ends = row.get("ends", "").replace("TARGET", TARGET)
+    assert (ends in message.replace("TARGET", TARGET), status) == (True, row.get("status", 0)), message[-2000:]

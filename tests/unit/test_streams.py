@@ -27,6 +27,10 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = Files(tmp_path_factory.mktemp("streams"))
     shutil.copy(ROOT / "tests/data/nccl-logs/020.txt", files.root / "log.txt")
     files.write("append.txt", "RUN appended\n")
+    files.write("catalog.json", '{"images": []}')
+    files.write("plan.json", '{"targets": []}')
+    files.write("policy.yaml", "fail: {severity: high}\n")
+    shutil.copy(ROOT / "tests/data/scan/grype.sarif", files.root / "report.sarif")
     os.mkfifo(files.root / "fifo")
     return files.root
 
@@ -68,7 +72,7 @@ def test_a_stream_is_read_like_a_file(work: Path, command: str, file: str) -> No
     outputs = set()
     for way in TABLE["ways"]:
         done = shell(work, re.sub(r"\bfile\b", file, way), command)
-        outputs.add((done.returncode, done.stdout.splitlines()[-1]))
+        outputs.add((done.returncode, (done.stderr + done.stdout).splitlines()[-1]))
     assert len(outputs) == 1, outputs
 
 
@@ -79,7 +83,7 @@ def test_an_output_is_checked_before_the_work(
     monkeypatch.chdir(work)
     (work / "folder").mkdir(exist_ok=True)
     before = sorted(work.rglob("*"))
-    for words in TABLE["outputs"]:
+    for words in [*TABLE["outputs"], *(TABLE["folders"] if path != "folder" else [])]:
         status, printed, message = command(*words.split(), path)
         assert (status, printed) == (2, ""), words
         assert LINE.fullmatch(message), message

@@ -38,8 +38,9 @@ from imagebuild.lock.report import write_report
 from imagebuild.lock.repositories import choose
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.lockfile import LockedRepository, PackageSource, TreeFacts, Unpacked, key_of, lacks
-from imagebuild.project.plan import Plan, select_one
+from imagebuild.project.plan import Plan
 from imagebuild.project.project import Project
+from imagebuild.project.select import select_one
 from imagebuild.render.image import adaptations
 from imagebuild.render.renderer import Renderer
 from tests.conftest import ROOT, data, ran

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from imagebuild.build.caches import cache_entries
 from imagebuild.build.state import ProjectState
-from imagebuild.project.plan import Plan, select_targets
+from imagebuild.project.plan import Plan
+from imagebuild.project.select import select_targets
 from imagebuild.render.renderer import Renderer
 
 

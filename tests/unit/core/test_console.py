@@ -39,7 +39,7 @@ def test_what_people_copy_stays_whole_in_a_narrow_terminal(
     assert ("y" * 20 in file.getvalue()) == (titles == 3), "words are not broken"
     assert ("because the terminal is too narrow: platforms, image" in file.getvalue()) == (titles == 1)
     console.print_table(("target", "image"), [row[::2]], whole=["image"])
-    assert (row[2] in file.getvalue()) == (width == 100)
+    assert row[2] in file.getvalue()
 
 
 @pytest.mark.parametrize(

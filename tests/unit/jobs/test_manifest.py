@@ -371,12 +371,17 @@ def test_what_collect_says_ends_with_the_job_and_reads_all_logs(scheduler: str, 
     assert (done.returncode, done.stderr) == (3, "")
 
 
+APPTAINER = 'exec enroot import --output "$2" "$3"\n'
+"""A stand-in for `apptainer pull FILE IMAGE`."""
+
+
 @pytest.mark.programs
-def test_images_for_pyxis_are_imported_once_and_never_seen_half(tmp_path: Path) -> None:
-    """The part of a Slurm script that imports the image, with stand-ins for srun and enroot."""
+@pytest.mark.parametrize(("container", "between"), [("pyxis", "#"), ("apptainer", "/")])
+def test_images_are_imported_once_and_never_seen_half(container: str, between: str, tmp_path: Path) -> None:
+    """The part of a Slurm script that imports the image, with stand-ins for srun, enroot and Apptainer."""
     srun = 'while [ "$1" != test ]; do shift; done\n[ -z "$APART" ] && exec "$@"\n'
-    programs = write_programs(tmp_path, {"srun": srun, "enroot": ".enroot"})
-    batch = text("slurm --profile h100 --fabric ib --param images=$HOME/images")
+    programs = write_programs(tmp_path, {"srun": srun, "enroot": ".enroot", "apptainer": APPTAINER})
+    batch = text(f"slurm --profile h100 --fabric ib --container {container} --param images=$HOME/images")
     part = re.search(r"(?ms)^images=.*^flock -u 9$", batch)
     assert part
     script = f'set -uo pipefail\n{part[0]}\ncat "$image"'
@@ -395,7 +400,21 @@ def test_images_for_pyxis_are_imported_once_and_never_seen_half(tmp_path: Path) 
     assert not [file for file in (tmp_path / "images").iterdir() if file.suffix != ".lock"]
     several = [start(number) for number in (3, 4, 5)]
     assert [process.communicate(timeout=300) for process in several] == [("whole\n", "")] * 3
-    assert calls.read_text().splitlines() == [f"docker://registry.example.com#{IMAGE.partition('/')[2]}"] * 2
+    assert calls.read_text().splitlines() == [f"docker://registry.example.com{between}{IMAGE.partition('/')[2]}"] * 2
+
+
+@pytest.mark.programs
+def test_each_rank_starts_apptainer_with_its_folder_of_pmix(tmp_path: Path) -> None:
+    programs = write_programs(tmp_path, {"apptainer": 'printf "%s|" "$@"\n'})
+    batch = text("slurm --profile h200 --fabric gib --container apptainer --image /images/x.sif")
+    assert "enroot" not in batch
+    part = re.search(r"(?ms)^inside=.*?\)$", batch)
+    assert part
+    script = f'image=/images/x.sif\n{part[0]}\n"${{inside[@]}}" /bin/bash -c "a b"'
+    done = ran("/bin/bash", "-c", script, env={"PATH": f"{programs}:/usr/bin:/bin", "PMIX_SERVER_TMPDIR": "/p q"})
+    mounts = "/usr/local/gib:/usr/local/gib"
+    words = ["--nv", "--no-home", "--pwd", "/", "--bind", "/p q", "--bind", mounts, "/images/x.sif", "/bin/bash", "-c"]
+    assert done.stdout.split("|") == ["exec", *words, "a b", ""]
 
 
 @pytest.mark.programs

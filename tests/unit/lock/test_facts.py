@@ -35,8 +35,9 @@ from imagebuild.project.lockfile import (
     check_pinned,
     key_of,
 )
-from imagebuild.project.plan import Target, make_plan, select_one
+from imagebuild.project.plan import Target, make_plan
 from imagebuild.project.project import Project
+from imagebuild.project.select import select_one
 from imagebuild.render.image import adaptations
 from imagebuild.render.renderer import Renderer
 from tests.conftest import ROOT, data
@@ -157,7 +158,7 @@ def with_env(project: Project, **env: str) -> Renderer:
 def test_what_is_ours_of_the_environment_stays(locked_hpcx: tuple[Project, Target]) -> None:
     made, target = locked_hpcx
     with pytest.raises(
-        ConfigError, match="matrix.yaml:[0-9]+: env.OPAL_PREFIX: is '/usr', but openmpi needs '/opt/hpcx/ompi'"
+        ConfigError, match="matrix.yaml:[0-9]+: env.OPAL_PREFIX: is '/usr', but openmpi-hpcx needs '/opt/hpcx/ompi'"
     ):
         with_env(made, OPAL_PREFIX="/usr").dockerfile(target)
     renderer = with_env(made, LD_LIBRARY_PATH="/opt/mine/lib", PATH="/opt/mine/bin")
@@ -166,7 +167,7 @@ def test_what_is_ours_of_the_environment_stays(locked_hpcx: tuple[Project, Targe
 
 def test_no_variable_names_an_open_mpi_that_is_not_in_the_image(locked_hpcx: tuple[Project, Target]) -> None:
     made, target = locked_hpcx
-    components = {name: v for name, v in target.components.items() if name not in ("openmpi", "nccl-tests")}
+    components = {name: v for name, v in target.components.items() if name not in ("openmpi-hpcx", "nccl-tests")}
     lines = Renderer(made).dockerfile(target.model_copy(update={"components": components})).text.splitlines()
     assert not [line for line in lines if re.search(r"[=:]\"?/opt/hpcx/ompi\b", line)]
     assert [line for line in lines if line.startswith("    HPCX_UCX_DIR=")]

@@ -41,8 +41,9 @@ from imagebuild.project.lockfile import (
     check_pinned,
     key_of,
 )
-from imagebuild.project.plan import Plan, make_plan, select_one
+from imagebuild.project.plan import Plan, make_plan
 from imagebuild.project.project import Changes, Project
+from imagebuild.project.select import select_one
 from imagebuild.render.renderer import Renderer
 from tests.conftest import LIBRARY, Files, data
 from tests.unit.lock.lock_fakes import ENTRIES, KEY, OTHER, REPOSITORY, A, B, C, Fake, lock_of, packages, wheel

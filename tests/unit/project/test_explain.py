@@ -6,8 +6,9 @@ import pytest
 
 from imagebuild.project.explain import explain
 from imagebuild.project.load import load_project
-from imagebuild.project.plan import make_plan, select_one
+from imagebuild.project.plan import make_plan
 from imagebuild.project.project import Changes
+from imagebuild.project.select import select_one
 from tests.conftest import ROOT, data
 
 CASES = data("cases/project/explain")

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.project.plan import Plan, make_plan, select_targets
+from imagebuild.project.plan import Plan, make_plan
 from imagebuild.project.project import Changes
+from imagebuild.project.select import select_targets
 from tests.conftest import LIBRARY, Files, data
 
 CASES = data("cases/project/plan")

@@ -15,9 +15,10 @@ from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Platform
 from imagebuild.oci.attestation import encode_predicate
 from imagebuild.project.lockfile import digest_of
-from imagebuild.project.plan import Plan, Target, make_plan, select_one
+from imagebuild.project.plan import Plan, Target, make_plan
 from imagebuild.project.project import Project
 from imagebuild.project.records import BuildResult
+from imagebuild.project.select import select_one
 from imagebuild.publish.provenance import Provenance, provenance_of
 from imagebuild.render.renderer import Renderer
 from tests.conftest import Files

@@ -18,8 +18,9 @@ from imagebuild.core.errors import CommandError, ResultError
 from imagebuild.oci.attestation import encode_predicate
 from imagebuild.oci.image import PlatformImage, images_in
 from imagebuild.oci.layout import Layout, Manifest
-from imagebuild.project.plan import Plan, select_one
+from imagebuild.project.plan import Plan
 from imagebuild.project.project import Project
+from imagebuild.project.select import select_one
 from imagebuild.publish import sbom
 from imagebuild.publish.sbom import SpdxDocument, complete_document, known_sbom, make_sbom, run_syft
 from tests.attached import spdx

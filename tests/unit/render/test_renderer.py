@@ -4,8 +4,9 @@ from collections.abc import Callable
 import pytest
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.project.plan import Plan, make_plan, select_one, select_targets
+from imagebuild.project.plan import Plan, make_plan
 from imagebuild.project.project import Changes, Project
+from imagebuild.project.select import select_one, select_targets
 from imagebuild.render.renderer import Renderer
 from imagebuild.render.resolve import gpu_capabilities
 from tests.conftest import ROOT, Files
