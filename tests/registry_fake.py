@@ -83,7 +83,7 @@ class FakeRegistry(Registry):
     def __init__(self, host: str = "registry.test", **behaviour: Any) -> None:
         super().__init__(host, f"http://{host}/v2/", patience=Patience(0))
         self.client.session.mount("http://", Transport(self))
-        self.client.session.trust_env = False  # reading the environment takes half of the time of a request
+        self.client.session.trust_env = False  # reading the environment takes a third of the time of a request
         self.repositories: dict[str, Held] = {}
         self.calls: list[tuple[str, str, str]] = []
         self.before: Callable[[str, str, str], None] | None = None
