@@ -103,7 +103,9 @@ def _sides(
             raise ConfigError(f"--good and --bad: {subject} already names the first and the last one; leave them out")
         return parse_sides(subject, MOST_SIDES)
     if subject != "nccl" or not (good and bad):
-        raise ConfigError(f"{subject}: write `nccl` with --good and --bad, or nccl=VERSION,… or env:NAME=VALUE,…")
+        raise ConfigError(
+            f"{subject}: write `nccl` with --good and --bad, or nccl=VERSION,…, env:NAME=VALUE,… or image=IMAGE,…"
+        )
     found = {path.name.removeprefix("nccl-") for path in Path(libraries).glob("nccl-*") if path.is_dir()}
     found |= {version_of_wheel(path.name, wheel) for path in Path(libraries).glob("*.whl")}
     if not offline:

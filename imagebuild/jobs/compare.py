@@ -18,12 +18,12 @@ WHEEL = "nvidia-nccl-cu13"
 
 
 def parse_sides(text: str, most: int = MOST_SIDES) -> tuple[str, ...]:
-    """Return the sides in a text: `nccl=2.30.7,2.32.3` or `env:NCCL_ALGO=Ring,Tree`. An empty value leaves the
-    variable unset. Raises ConfigError for anything else."""
+    """Return the sides in a text: `nccl=2.30.7,2.32.3`, `env:NCCL_ALGO=Ring,Tree` or `image=FIRST,SECOND`. An empty
+    value leaves the variable unset. Raises ConfigError for anything else."""
     kind, equals, values = text.partition("=")
     found = tuple(f"{kind}={value}" for value in values.split(","))
-    if not equals or not (kind == "nccl" or re.fullmatch("env:[A-Za-z_][A-Za-z0-9_]*", kind)):
-        raise ConfigError(f"{text}: write nccl=VERSION,VERSION or env:NAME=VALUE,VALUE")
+    if not equals or not (kind in ("nccl", "image") or re.fullmatch("env:[A-Za-z_][A-Za-z0-9_]*", kind)):
+        raise ConfigError(f"{text}: write nccl=VERSION,VERSION, env:NAME=VALUE,VALUE or image=IMAGE,IMAGE")
     if kind == "nccl" and (bad := next((v for v in values.split(",") if not re.fullmatch(r"\d+(\.\d+){2}", v)), None)):
         raise ConfigError(f"{text}: {bad!r} is not a version of NCCL; write three numbers, such as 2.30.7")
     if not re.fullmatch(r"[A-Za-z0-9._:/,^+=@-]*", values):
@@ -53,7 +53,7 @@ def block_order(sides: int, blocks: int, seed: int) -> list[list[int]]:
 
 
 def side_settings(sides: Sequence[str], libraries: str, wheel: str = WHEEL) -> list[dict[str, object]]:
-    """Return for each side its name and either the folder of its library or the setting of its variable.
+    """Return for each side its name, and the folder of its library, the setting of its variable or its image.
     Raises ConfigError if versions need the folder `libraries` and it is empty."""
     settings: list[dict[str, object]] = []
     for side in sides:
@@ -65,6 +65,8 @@ def side_settings(sides: Sequence[str], libraries: str, wheel: str = WHEEL) -> l
             folder = f"{libraries}/nccl-{value}"
             install = f"pip install --no-deps --target {folder} {wheel}=={value}"
             settings.append({"name": side, "folder": folder, "install": install})
+        elif kind == "image":
+            settings.append({"name": side, "image": value})
         else:
             variable = kind.removeprefix("env:")
             setting = [f"{variable}={value}"] if value else ["-u", variable]

@@ -52,6 +52,9 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
     comparable = _is_comparable(profile, size)
     sides = parse_sides(request.compare) if request.compare else ()
     comparison: Mapping[str, Any] = {}
+    if sides and sides[0].startswith("image="):
+        problem = "images are compared outside of a job"
+        raise ConfigError(f"--compare image: {problem}; use `imagebuild compare --script` with srun --container-image")
     if sides:
         comparison = comparison_of(sides, libraries=request.libraries, blocks=request.blocks, seed=request.seed)
     least = {} if sides else _least_bandwidths(profile, size, comparable=comparable)

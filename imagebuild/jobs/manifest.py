@@ -15,7 +15,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from imagebuild.core.errors import plural
+from imagebuild.core.errors import ConfigError, plural
 from imagebuild.core.fields import Model
 from imagebuild.jobs.compare import WHEEL, comparison_of
 from imagebuild.jobs.facts import DATA, GANGS_OF_PODS, Security
@@ -58,7 +58,11 @@ def comparison_script(
     `libraries` is a folder on the nodes with a folder `nccl-VERSION` for each version of NCCL. A run ends after `limit`
     seconds (0: no limit). A bisection measures block `first` and later ones, states the error rate of the comparison,
     wants the details that NCCL prints from the warm-up, and stops at the first failure. Raises ConfigError if the
-    blocks are too few for an interval, or if versions need a folder and there is none."""
+    blocks are too few for an interval, if versions need a folder and there is none, or if the sides are images and no
+    word of the command contains `{image}`, which stands for the image of the run."""
+    if any(side.startswith("image=") for side in sides) and not any("{image}" in word for word in command):
+        example = "docker run --rm --gpus all {image} all_reduce_perf -g 8"
+        raise ConfigError(f"COMMAND: does not contain {{image}}; write for example: {example}")
     values = comparison_of(sides, libraries=libraries, blocks=blocks, seed=seed, wheel=wheel, first=first)
     values |= {"command": list(command), "limit": limit, "stops": stops}
     template = _environment(quote_shell).get_template("compare.sh.j2")
