@@ -134,3 +134,13 @@ def test_a_job_that_compares(fault: str, problem: str, tmp_path: Path) -> None:
         (tmp_path / "a.log").write_text(done.stdout)
         (pair,) = read_files([tmp_path / "a.log"]).paired
         assert (pair.faults, pair.problems, [item.verdict for item in pair.differences]) == ((), (), ["slower"])
+
+
+def test_images_are_put_into_the_command() -> None:
+    sides = parse_sides("image=a.io/x/nccl:1,a.io/x/nccl@sha256:00ff")
+    command = ["printf", "%s|", "--image={image}", "a b", "{image}"]
+    script = comparison_script(sides, command, libraries="", blocks=10, seed=1)
+    found, texts = read(subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout)
+    for number, section in found.sections.items():
+        image = sides[section.side].removeprefix("image=")
+        assert texts[number] == [f"--image={image}|a b|{image}|"]
