@@ -18,7 +18,11 @@ def loaded(words: tuple[str, ...], pids: tuple[int, ...], runner: str, json_file
     def show() -> None:
         for process in result.processes:
             ids = ", ".join(map(str, process.pids))
-            out.print(styled((f"\n{process.program}", "bold"), f" (process {ids})"))
+            out.print(
+                styled(
+                    (f"\n{process.program}", "bold"), f" (process {ids}{f' on {process.host}' if process.host else ''})"
+                )
+            )
             rows = [
                 (each.role, each.identity.removeprefix(f"{each.role}").strip(" ,"), each.path, each.origin, each.found)
                 for each in process.libraries

@@ -53,6 +53,10 @@ class Library(BaseModel):
     """Interfaces of NCCL, such as `ncclNetPlugin_v8`, that the file contains."""
 
     @property
+    def content(self) -> tuple[Any, ...]:
+        return self.size, self.version, self.cuda, self.build_id
+
+    @property
     def identity(self) -> str:
         """The role with version, CUDA and build id, as far as the file states them."""
         cuda = f"+cuda{self.cuda}" if self.cuda else ""
@@ -61,8 +65,7 @@ class Library(BaseModel):
 
     def differs(self, other: Library) -> bool:
         """Whether this is another file with other content."""
-        mine, theirs = ((lib.size, lib.version, lib.cuda, lib.build_id) for lib in (self, other))
-        return self.path != other.path and mine != theirs
+        return self.path != other.path and self.content != other.content
 
 
 class Fault(BaseModel):
@@ -81,6 +84,8 @@ class Process(BaseModel):
 
     program: str
     pids: tuple[int, ...]
+    host: str = ""
+    """Name of the host, if a launcher started ranks on several hosts."""
     libraries: tuple[Library, ...] = ()
     faults: tuple[Fault, ...] = ()
 
@@ -177,7 +182,7 @@ class _Facts:
     def __init__(self, lines: Iterable[str]) -> None:
         self.rows: dict[str, list[list[str]]] = defaultdict(list)
         for line in lines:
-            kind, *fields = line.partition(MARK)[2].split("\t")
+            _, kind, *fields = line.partition(MARK)[2].split("\t")
             self.rows[kind].append(fields)
         if not self.rows["end"]:
             raise CommandError(
@@ -277,8 +282,25 @@ class _Facts:
 
 def read_loaded(lines: Iterable[str], pids: Sequence[int] = ()) -> Loaded:
     """Return the libraries and faults of the processes from the output of `loaded.sh`.
+    If a launcher started the script several times, each with its own name, the results are joined.
     Raises CommandError if the output is incomplete, or if one of the processes `pids` could not be read."""
-    facts = _Facts(line for line in lines if MARK in line)
+    scripts: dict[str, list[str]] = {}
+    for line in lines:
+        scripts.setdefault(line.partition(MARK)[2].partition("\t")[0], []).append(line)
+    parts = {name: _read_script(part, pids) for name, part in (scripts or {"": []}).items()}
+    processes = [
+        process.model_copy(update={"host": name.rpartition(":")[0] if len(parts) > 1 else ""})
+        for name, part in parts.items()
+        for process in part.processes
+    ]
+    status = max((part.status for part in parts.values() if part.status is not None), default=None)
+    driver = next((part.driver for part in parts.values()), None)
+    return Loaded(status=status, driver=driver, processes=_across(processes))
+
+
+def _read_script(lines: Sequence[str], pids: Sequence[int]) -> Loaded:
+    """Return what one run of `loaded.sh` printed, without faults between processes."""
+    facts = _Facts(lines)
     if lost := [row[0] for row in facts.rows["unreadable"] if int(row[0]) in pids]:
         remedy = "it has ended, or belongs to another user; correct the number, or run this as that user or root"
         raise CommandError(f"--pid {' --pid '.join(lost)}: cannot be read; {remedy}")
@@ -298,7 +320,7 @@ def read_loaded(lines: Iterable[str], pids: Sequence[int] = ()) -> Loaded:
             pids = (*known.pids, pid) if known else (pid,)
             groups[key] = Process(program=trace.program, pids=pids, libraries=libraries, faults=faults)
     status = next((int(row[0]) for row in facts.rows["status"]), None)
-    return Loaded(status=status, driver=facts.driver, processes=_across([*groups.values()]))
+    return Loaded(status=status, driver=facts.driver, processes=tuple(groups.values()))
 
 
 def _trace_of(facts: _Facts, pid: int) -> _Trace:
@@ -332,12 +354,17 @@ def _across(processes: Sequence[Process]) -> tuple[Process, ...]:
     for each in processes:
         faults = list(each.faults)
         program = each.program.split(" ")[0]
-        others = [lib for other in processes if other.program == each.program for lib in other.libraries]
+        own = {lib.path for lib in each.libraries}
         for library in each.libraries:
-            named = {lib.path: lib.identity for lib in others if lib.role == library.role and lib.differs(library)}
-            own = {lib.path for lib in each.libraries}
-            if ROLES[library.role].get("single") and named.keys() - own:
-                text = " and ".join(f"{path}, {identity}" for path, identity in named.items() if path not in own)
+            named = [
+                f"{lib.path}, {lib.identity}{f' on {other.host}' if other.host != each.host else ''}"
+                for other in processes
+                for lib in other.libraries
+                if other.program == each.program and lib.role == library.role and lib.content != library.content
+                if lib.path not in own or (other.host != each.host and lib.path == library.path)
+            ]
+            if ROLES[library.role].get("single") and named:
+                text = " and ".join(dict.fromkeys(named))
                 faults.append(_fault("across", library.path, program=program, role=library.role, others=text))
         result.append(each.model_copy(update={"faults": tuple(faults)}))
     return tuple(result)

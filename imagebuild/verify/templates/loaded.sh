@@ -6,7 +6,9 @@ scratch=$(mktemp -d) || exit 1
 chmod 1777 "$scratch"
 trap 'rm -rf "$scratch"' EXIT
 tab=$(printf '\t')
-say() { sed "s/^/imagebuild-loaded:$1$tab/"; }
+# A launcher such as mpirun may start this script on several hosts, and mixes their output.
+instance=$(uname -n):$$
+say() { sed "s/^/imagebuild-loaded:$instance$tab$1$tab/"; }
 # The variables of the loader are for the command, not for the programs in this script.
 preload=$LD_PRELOAD library_path=$LD_LIBRARY_PATH
 unset LD_PRELOAD LD_LIBRARY_PATH
@@ -14,6 +16,11 @@ root=
 mode=$1
 shift
 if [ "$mode" = run ]; then
+  # One rank of each host is enough.
+  if [ "${OMPI_COMM_WORLD_LOCAL_RANK:-${SLURM_LOCALID:-0}}" != 0 ]; then
+    rm -rf "$scratch"
+    exec env ${preload:+LD_PRELOAD="$preload"} ${library_path:+LD_LIBRARY_PATH="$library_path"} "$@"
+  fi
   # glibc writes what it loads, and why, to one file for each process. So processes that end at once are seen, too.
   env ${preload:+LD_PRELOAD="$preload"} ${library_path:+LD_LIBRARY_PATH="$library_path"} \
     LD_DEBUG=libs,files LD_DEBUG_OUTPUT="$scratch/debug" "$@" &
@@ -32,6 +39,7 @@ if [ "$mode" = run ]; then
   echo $? | say status
   kill $watcher 2> /dev/null
   wait $watcher 2> /dev/null
+  exec 3>&1 > "$scratch/result"
   set --
   for file in "$scratch"/debug.*; do
     [ -e "$file" ] || continue
@@ -132,7 +140,7 @@ if [ $# -gt 0 ]; then
   sed 's|.*/info/||; s|\.list:.*||' "$scratch/owners" | sort -u | while read -r package; do
     dpkg-query --admindir="$root/var/lib/dpkg" -W -f '${Package}\t${Version}\n' "$package" 2> /dev/null | sed "s|^|$package\t|"
     sed 's|^/||' "$scratch/names" | grep -Ff - -- "$root/var/lib/dpkg/info/$package.md5sums" | say md5
-  done | sed "/^imagebuild-loaded:/!s/^/imagebuild-loaded:package$tab/"
+  done | sed "/^imagebuild-loaded:/!s/^/imagebuild-loaded:$instance${tab}package$tab/"
   if [ -s "$scratch/owners" ]; then
     sed "s|.*\.list:|$root|" "$scratch/owners" | sort -u | while read -r path; do md5sum -- "$path"; done | say sum
   fi
@@ -155,3 +163,8 @@ if [ $# -gt 0 ]; then
   done
 fi
 echo . | say end
+if [ "$mode" = run ]; then
+  # The hosts print one after the other, because a launcher cuts lines that come at the same time.
+  sleep "${SLURM_NODEID:-$((${OMPI_COMM_WORLD_RANK:-0} / ${OMPI_COMM_WORLD_LOCAL_SIZE:-1}))}"
+  cat "$scratch/result" >&3
+fi

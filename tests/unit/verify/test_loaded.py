@@ -134,6 +134,28 @@ def test_an_image_names_the_component_of_a_library(tmp_path: Path, monkeypatch: 
     assert not any("arm64" in name for name in names)
 
 
+def test_ranks_that_a_launcher_starts_on_several_hosts(tmp_path: Path) -> None:
+    """The launcher mixes the output of its ranks, of which the second of each host is not looked into."""
+    put(tmp_path / "libnccl.so.2", library("NCCL version 2.28.9+cuda13.0"))
+    put(tmp_path / "old" / "libnccl.so.2", library("NCCL version 2.27.3+cuda12.9"))
+    put(tmp_path / "bin" / "uname", b'#!/bin/sh\n[ "$1" = -n ] && echo $NODE || /bin/uname "$@"\n')
+    put(tmp_path / "mpirun", b"""#!/bin/bash
+for rank in 0 1 2 3; do
+  NODE=n$((rank / 2)) OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_LOCAL_RANK=$((rank % 2)) OMPI_COMM_WORLD_LOCAL_SIZE=2 "$@" &
+done
+wait
+""")  # fmt: skip
+    for file in ("bin/uname", "mpirun"):
+        (tmp_path / file).chmod(0o755)
+    lib = f"import ctypes, os; ctypes.CDLL('{tmp_path}/' + ('old/' if os.environ['NODE'] == 'n1' else '') + 'libnccl.so.2')"
+    runner = f"exec:env PATH={tmp_path}/bin:/usr/bin:/bin {tmp_path}/mpirun"
+    result = look(runner, [sys.executable, "-c", lib], ())
+    found = {(each.host, lib.version) for each in result.processes for lib in each.libraries}
+    assert found == {("n0", "2.28.9"), ("n1", "2.27.3")}
+    assert all("across" in {fault.kind for fault in each.faults} for each in result.processes)
+    assert " on n1)" in " ".join(fault.text for fault in result.processes[0].faults)
+
+
 def test_only_the_last_program_of_a_process_counts() -> None:
     one = ["file=liba.so [0];  needed by sh [0]", "find library=liba.so [0]; searching", " search cache=/etc/ld.so.cache",
            "  trying file=/lib/liba.so", "file=liba.so [0];  generating link map", "transferring control: sh"]  # fmt: skip
@@ -146,7 +168,7 @@ def test_a_wrong_runner_and_incomplete_output_are_errors() -> None:
     with pytest.raises(ConfigError, match="unknown runner"):
         look("docker", ["true"], ())
     with pytest.raises(CommandError, match="no complete result"):
-        read_loaded(["imagebuild-loaded:status\t0"])
+        read_loaded(["imagebuild-loaded:a:1\tstatus\t0"])
     with pytest.raises(
         CommandError, match="--pid 2147483646: cannot be read; it has ended, or belongs to another user"
     ):
