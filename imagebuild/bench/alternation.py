@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 MARK = "imagebuild-compare"
 """Word that begins each line by which the script of a comparison describes the log."""
 _LINE = re.compile(rf"# {MARK} (sides|error|order|begin|end) ?(.*)")
+_COUNT = re.compile("[0-9]{1,9}")
 _VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)|nccl-library=(\d{4,6})\b")
 """What NCCL prints about itself: the line of NCCL_DEBUG=VERSION, and the number that nccl-tests reads from it."""
 _VARIABLE = re.compile(r"NCCL INFO (\w+) set by environment to (\S+?)\.?$")
@@ -94,12 +95,12 @@ class ComparisonReader:
             order = tuple(tuple(int(digit, 16) for digit in word) for word in rest.split())
             if max(map(max, order)) < len(self._sides):
                 self._begin(order)
-        elif kind == "begin" and self._last and rest.isdigit() and int(rest) < len(places := self._last.places):
+        elif kind == "begin" and self._last and _COUNT.fullmatch(rest) and int(rest) < len(places := self._last.places):
             block, side = places[int(rest)]
             self._current = self._last.sections[int(rest)] = Section(side, block, number)
             self.cuts.append(number)
         elif kind == "end" and self._current:
-            self._current.status = int(rest) if rest.lstrip("-").isdigit() else None
+            self._current.status = int(rest) if _COUNT.fullmatch(rest) else None
             self._current = None
             self.cuts.append(number)
 

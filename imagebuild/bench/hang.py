@@ -53,6 +53,8 @@ class Communicator:
     missing: list[Rank] = field(default_factory=list)
     most: dict[str, int] = field(default_factory=dict)
     """The number of collectives of most ranks, by kind of collective."""
+    silent: int = 0
+    """The number of ranks about which NCCL states nothing."""
 
 
 def answers(lines: Iterable[str]) -> list[list[Communicator]]:
@@ -79,7 +81,7 @@ def read_answer(text: str) -> list[Communicator] | None:
         try:
             content, _ = json.JSONDecoder().raw_decode(_NO_COMMA.sub(",", text[start:]))
             return [_from_json(each) for each in content["communicators"]] or None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None
     return _from_text(text) or ([] if _SOUND.search(text) else None)
 
@@ -98,7 +100,8 @@ def _from_json(content: Mapping[str, Any]) -> Communicator:
             for row in rows
         ]
 
-    found = Communicator(content["hash"], content["size"], ranks("ranks"), ranks("missing_ranks"))
+    found = Communicator(content["hash"], int(content["size"]), ranks("ranks"), ranks("missing_ranks"))
+    found.silent = max(0, found.size - len(found.ranks) - len(found.missing))
     for kind in {kind for rank in found.ranks for kind in rank.counts}:
         frequent = Counter(rank.counts.get(kind, 0) for rank in found.ranks)
         found.most[kind] = max(frequent, key=lambda count: (frequent[count], count))

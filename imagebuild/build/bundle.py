@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import tempfile
 import threading
 from collections import defaultdict
@@ -33,7 +32,7 @@ from imagebuild.core import yaml
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError
 from imagebuild.core.fields import ARCHS, Digest, Model, Platform
 from imagebuild.core.files import file_sha256, write_text
-from imagebuild.core.run import run_program
+from imagebuild.core.run import MODULE, run_program
 from imagebuild.core.settings import Settings, ca_bundle, load_settings, pip_environment
 from imagebuild.oci.engine import Endpoint
 from imagebuild.oci.layout import Layout
@@ -185,7 +184,7 @@ def fetch_wheels(
             (requirements := Path(scratch) / "requirements").write_text("\n".join(wheels))
             try:
                 run_program(
-                    sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
+                    *MODULE, "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
                     "--no-cache-dir", "--require-hashes", "--dest", str(folder), *index, *pip_platforms(arch),
                     "--requirement", str(requirements), env=environ,
                 )  # fmt: skip

@@ -73,6 +73,8 @@ def bisect(
 def _earlier_sides(log: Path, asked: Mapping[str, object]) -> tuple[str, ...] | None:
     """Return the sides in an earlier log of the same bisection. None if there is no log, or an empty one.
     Raises ConfigError if the log is of something else."""
+    from imagebuild.jobs.compare import parse_sides
+
     if not log.exists() or not log.stat().st_size:
         return None
     with log.open(encoding="utf-8", errors="replace") as lines:
@@ -81,11 +83,15 @@ def _earlier_sides(log: Path, asked: Mapping[str, object]) -> tuple[str, ...] | 
         known = json.loads(first.removeprefix(ARGUMENTS))
         differing = [key for key, value in asked.items() if value != known[key]]
         sides = tuple(map(str, known["sides"]))
+        kind, values = sides[0].partition("=")[0], ",".join(side.partition("=")[2] for side in sides)
     except (ValueError, LookupError, TypeError):
         raise ConfigError(f"-o {log}: exists, and is not the log of a bisection; name another file") from None
     if differing:
         problem = f"is the log of another bisection, with another {' and '.join(differing)}"
         raise ConfigError(f"-o {log}: {problem}; repeat its arguments to continue it, or name another file")
+    # Anybody can have written the log, and the sides become commands.
+    if parse_sides(f"{kind}={values}", MOST_SIDES) != sides:
+        raise ConfigError(f"-o {log}: its sides are not those of a bisection; name another file")
     return sides
 
 

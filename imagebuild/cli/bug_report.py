@@ -24,14 +24,15 @@ number of folders in a path."""
 def bug_report(project: options.ProjectFiles, folder: Path, output: Path) -> None:
     from imagebuild.core.console import format_size, out, print_table, redacted_text, visible
     from imagebuild.core.files import write_bytes, write_text
-    from imagebuild.core.run import run_program
+    from imagebuild.core.run import MODULE, run_program
 
     place, about, rows = project.folder, options.table("bug_report")["parts"], list[tuple[str, str, str]]()
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as scratch:
         made, top = Path(scratch, "made"), Path(scratch, "imagebuild-bug-report")
         made.mkdir()
         where = {options.PROJECT_VARIABLE: str(project.root)} if project.root else {}
-        own = (sys.executable, "-m", "imagebuild")
+        where["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # where this process finds imagebuild
+        own = (*MODULE, "imagebuild")
         run_program("bash", str(Path(__file__).with_suffix(".sh")), str(made), str(folder), *own, env=where)
         files = [(f"folder/{path.relative_to(folder)}", path) for path in files_in(folder, ENDS)]
         link = f"{folder} is a link; to pack its files, name the folder to which it leads"

@@ -204,4 +204,4 @@ def catalog(
         out.print(f"{plural(len(made.images), 'image')} in {write_site(made, output)}")
     if readme:
         table = images_table(workspace.project, workspace.plan)
-        write_text(readme, replace_table(str(readme), read_text(readme), table))
+        write_text(readme, replace_table(str(readme), read_text(readme), table), named=True)

@@ -35,6 +35,9 @@ def hang(runner: str, wait: float, json_file: str | None) -> None:
             )
         taken.append(found[-1])
     sentences = list(hung(taken[-1], taken[0] if len(taken) > 1 else ()))
+    if not sentences and (silent := [each for each in taken[-1] if each.silent]):
+        problem = f"NCCL states nothing about {silent[0].silent} of {silent[0].size} ranks of a communicator"
+        raise CommandError(f"{problem}; try again when all ranks have started")
     result = {"hung": sentences, "communicators": len(taken[-1])}
     options.print_result(json_file, result, lambda: out.print("\n".join(sentences) or "no rank is missing or behind"))
     if sentences:

@@ -64,5 +64,5 @@ def ci_matrix(
         from imagebuild.core.files import write_text
         from imagebuild.publish.decide import hashes_of
 
-        write_text(rendered, hashes_of(state.renderer, targets).model_dump_json())
+        write_text(rendered, hashes_of(state.renderer, targets).model_dump_json(), named=True)
     print_matrix(state, targets, max_jobs)

@@ -43,7 +43,7 @@ def bump(project: options.ProjectFiles, names: tuple[str, ...], write: bool, ca:
     from difflib import unified_diff
 
     from imagebuild.core.console import err, out, print_table
-    from imagebuild.core.files import read_text, refuse_links, write_text
+    from imagebuild.core.files import read_text, write_text
     from imagebuild.lock.bump import bump_pins, edited
     from imagebuild.lock.resolve import LockFile, network_upstream
 
@@ -60,7 +60,6 @@ def bump(project: options.ProjectFiles, names: tuple[str, ...], write: bool, ca:
     matrix = workspace.project.matrix
     text = edited(matrix, result.changes)
     if write:
-        refuse_links([matrix.path])
         write_text(matrix.path, text)
         out.print(f"{matrix.path}: written; `imagebuild lock` pins the new versions")
     else:

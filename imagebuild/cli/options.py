@@ -498,7 +498,7 @@ def print_or_write(text: str, output: str | None) -> None:
             text = visible(text)
         sys.stdout.write(text)
     else:
-        write_text(Path(output), text)
+        write_text(Path(output), text, named=True)
 
 
 def print_result(json_file: str | None, result: object, show: Callable[[], None]) -> None:

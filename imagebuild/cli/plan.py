@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -43,7 +44,7 @@ def init(folder: Path, repository: str, image: str, workflow: str | None) -> Non
         called = (templates / "images.yml").read_text(encoding="utf-8")
         address = f"{owner}/.github/workflows/project.yml@{revision}"
         texts[".github/workflows/images.yml"] = called.replace("WORKFLOW", address)
-    if there := [name for name in texts if (folder / name).exists()]:
+    if there := [name for name in texts if os.path.lexists(folder / name)]:
         raise ConfigError(f"{folder / there[0]}: exists already; name an empty folder")
     for name, text in texts.items():
         write_text(folder / name, text)

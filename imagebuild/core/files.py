@@ -21,7 +21,7 @@ from imagebuild.core.errors import ConfigError
 from imagebuild.core.leftovers import owner, remove_leftovers
 
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
-_STREAM = re.compile(r"-|/dev/stdin|/(?:dev|proc/self)/fd/\d+")
+_STREAM = re.compile(r"-|/dev/std(?:in|out|err)|/(?:dev|proc/self)/fd/\d+")
 """Matches names of open streams. They are read even if they are FIFOs or devices."""
 LARGEST_FILE, LARGEST_STREAM = 64 << 20, 1 << 30
 """Default maximum size in bytes of a file that is read into memory, and of a stream that `open_file` reads."""
@@ -33,9 +33,9 @@ LARGEST_PART = 4 << 20
 """Maximum size in bytes of a template, of a file that templates insert, and of a script."""
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, named: bool = False) -> None:
     """Write a text to a file as `write_bytes` does, in UTF-8."""
-    write_bytes(path, text.encode())
+    write_bytes(path, text.encode(), named=named)
 
 
 def check_writable(path: Path, *, folder: bool = False) -> None:
@@ -65,11 +65,22 @@ def refuse_links(paths: Iterable[Path]) -> None:
             raise ConfigError(f"{path}: is a link to {path.readlink()}; remove the link, or choose another folder")
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def refuse_foreign(path: Path) -> None:
+    """Raise ConfigError if a file that the user did not name belongs to another user, who could have planted it, as in
+    /tmp. As in git, files of root, and of the user of sudo, are accepted."""
+    owner_ = path.lstat().st_uid
+    if str(owner_) not in {str(os.geteuid()), "0", os.environ.get("SUDO_UID")}:
+        raise ConfigError(f"{path}: belongs to another user (id {owner_}); copy or delete it, or choose another folder")
+
+
+def write_bytes(path: Path, content: bytes, *, named: bool = False) -> None:
     """Write a file, and create its folder if it is missing.
 
-    A regular file, or the target of a symlink, is replaced atomically and keeps its mode. The content is appended to a
-    device, a FIFO or an open file descriptor such as /dev/stdout. Raises ConfigError if the file cannot be written."""
+    A regular file is replaced atomically and keeps its mode. The content is appended to a device, a FIFO or an open
+    file descriptor such as /dev/stdout. Raises ConfigError if the file cannot be written. Links are followed only if
+    the user `named` this very file."""
+    if not named and not _STREAM.fullmatch(str(path)):
+        refuse_links([path])
     try:
         with suppress(FileNotFoundError):
             path.stat()  # raises OSError for a circular symlink

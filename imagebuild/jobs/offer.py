@@ -73,6 +73,8 @@ class CatalogImage(_Part):
     tags: tuple[Tag, ...]
     aliases: tuple[Tag, ...]
     platforms: tuple[CatalogPlatform, ...]
+    verified_by: str | None = None
+    """Empty if the signer of the catalogue did not sign the image."""
 
 
 class CatalogFile(_Part):
@@ -152,7 +154,9 @@ def published_offer(catalog: CatalogFile, planned: Offer) -> Offer:
     for image in catalog.images:
         if "cuda" not in image.axes:
             continue
-        passed = {p.platform for p in image.platforms if p.checks and not p.checks[0].failed and p.checks[0].passed}
+        # Without the signature, anybody can have put a verified image behind another one.
+        counted = image.platforms if image.verified_by != "" else ()
+        passed = {p.platform for p in counted if p.checks and not p.checks[0].failed and p.checks[0].passed}
         tags = (*image.tags, *image.aliases)
         arches = _arches([platform.platform for platform in image.platforms])
         id_, nccl = image.target or next(iter(tags), image.digest), image.stack.get("nccl", "")

@@ -23,7 +23,7 @@ from imagebuild.core import settings
 from imagebuild.core.console import Progress, format_size, out, print_table, redacted_text
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError, Unreachable, plural, suggestion
 from imagebuild.core.fields import ARCHS, Arch, Model, Platform
-from imagebuild.core.files import refuse_links, write_text
+from imagebuild.core.files import write_text
 from imagebuild.core.http import Advance
 from imagebuild.core.run import for_each
 from imagebuild.lock import repositories
@@ -302,7 +302,6 @@ class LockFile:
         # The digest of --base-image is not from a server.
         base = (self.project.changes.base_image or "").partition("@")[0]
         images = {name: entry for name, entry in {**lock.images, **own}.items() if name in own or name != base}
-        refuse_links([self.path])
         write_text(self.path, lock_text(lock.model_copy(update={"images": images}) if base else lock))
 
     def bring_up_to_date(

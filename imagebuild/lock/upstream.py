@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultErro
 from imagebuild.core.fields import ARCHS, Arch, Platform
 from imagebuild.core.http import SHOWN_CONTENT, Advance, Downloads, Patience
 from imagebuild.core.run import (
+    MODULE,
     RunProgram,
     end_children,
     native_platform,
@@ -160,7 +160,8 @@ class Upstream:
     def tags(self, address: str, *patterns: str) -> dict[str, str]:
         """Return the tags of a git repository that match `patterns`. Maps each tag to its commit. Default: all tags."""
         address = self.mirrors.download(address)
-        command = ("git", "ls-remote", "--", address, *(patterns or ["refs/tags/*"]))
+        # Elsewhere than in the current folder, whose repository could have settings that run programs.
+        command = ("git", "-C", "/", "ls-remote", "--", address, *(patterns or ["refs/tags/*"]))
         try:
             with git_environment(self.ca, self.netrc) as environ:
                 text = self._called(*command, env={**GIT_ENVIRONMENT, **environ}, timeout=GIT_TIMEOUT_S)
@@ -289,7 +290,7 @@ class Upstream:
         options = ("--retries", "2", "--disable-pip-version-check", *index, *pip_platforms(arch))
         environ = pip_environment(self.ca, self.netrc)
         try:
-            return self._called(sys.executable, "-m", "pip", *words, *options, env=environ, timeout=PIP_TIMEOUT_S)
+            return self._called(*MODULE, "pip", *words, *options, env=environ, timeout=PIP_TIMEOUT_S)
         except CommandError as error:
             output = str(error).partition(": ")[2]
             if OFFLINE.search(output):

@@ -29,7 +29,7 @@ from imagebuild.core import settings
 from imagebuild.core.errors import CommandError, ResultError
 from imagebuild.core.fields import DIGEST
 from imagebuild.core.files import temporary_file
-from imagebuild.core.http import AGENT, PATIENCE, Client, Patience, TryAgain, describe_answer, errors_in, json_of
+from imagebuild.core.http import AGENT, PATIENCE, Client, Patience, TryAgain, describe_answer, errors_in, join, json_of
 from imagebuild.core.run import for_each
 from imagebuild.oci import layout
 from imagebuild.oci.layout import MOST_BYTES
@@ -164,7 +164,7 @@ class Registry:
         }
         if not (challenge := challenges.get("bearer")):
             return basic if "basic" in challenges else ""
-        realm, service = challenge.get("realm", ""), challenge.get("service", "")
+        realm, service = join(self.base, challenge.get("realm", "")), challenge.get("service", "")
         server, is_plain = urlsplit(realm), self.base.startswith("http:")  # the user configured a registry without TLS
         if own and server.scheme != "https" and not is_plain and not is_loopback(server.netloc):
             raise CommandError(f"{self.host}: asks for the password at {realm} without TLS; use a registry with TLS")
@@ -245,7 +245,7 @@ class Repository:
             link = answer.links.get("next", {}).get("url")
             if not link:
                 return
-            if time.monotonic() > deadline or (path := urljoin(answer.url, link)) == answer.url:
+            if time.monotonic() > deadline or (path := join(answer.url, link)) == answer.url:
                 break
         raise CommandError(f"{self}: the registry sends a list that does not end; check that this is a registry")
 
@@ -333,10 +333,11 @@ class Repository:
                 break
             self._expect(answer, "tags", HTTPStatus.OK)
             document = json_of(answer)
-            if not document:
+            listed = document.get("tags") or []
+            if not document or not isinstance(listed, list) or not all(isinstance(tag, str) for tag in listed):
                 remedy = "check the name of the registry"
                 raise CommandError(f"{self}: tags: {self.registry.host} does not answer as a registry; {remedy}")
-            tags += document.get("tags") or ()
+            tags += listed
         return tuple(dict.fromkeys(tags))
 
     @retried
@@ -422,7 +423,7 @@ class Repository:
             remedy = "check that this is a container registry"
             raise CommandError(f"{self}: the server does not say where to upload; {remedy}")
         answer = self._request(
-            "PUT", urljoin(opened.url, location), source, params={"digest": digest},
+            "PUT", join(opened.url, location), source, params={"digest": digest},
             data=content if len(content) else b"", timeout_s=STORE_TIMEOUT_S,
             headers={"Content-Type": "application/octet-stream"},
         )  # fmt: skip

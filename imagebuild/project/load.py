@@ -9,7 +9,7 @@ from typing import Any
 
 from imagebuild.core.errors import CommandError, ConfigError, Mistakes
 from imagebuild.core.fields import YamlFile
-from imagebuild.core.files import cache_folder, read_inside, shipped_folder
+from imagebuild.core.files import cache_folder, read_inside, refuse_foreign, shipped_folder
 from imagebuild.core.leftovers import temporary_folder
 from imagebuild.core.run import RunProgram, run_program
 from imagebuild.core.yaml import load_yaml, read_yaml
@@ -77,7 +77,9 @@ def with_lock_in(project: Project, folder: Path) -> Project:
     own = Lock()
     for file in files:
         # A link to a missing file is refused, because commands would write the lock to where it leads.
-        own = own.over(read_yaml(file, Lock).model) if os.path.lexists(file) else own
+        if os.path.lexists(file):
+            refuse_foreign(file)
+            own = own.over(read_yaml(file, Lock).model)
     return project.with_own_lock(own, folder / LOCK)
 
 
@@ -158,7 +160,7 @@ def fetched_project(source: GitProject, run: RunProgram = run_program) -> Path:
         access = settings.git_environment(ca, configured.netrc_file)
         with access as environ, temporary_folder(folder.parent) as scratch:
             work = scratch / "work"
-            run("git", "init", "--quiet", str(work))
+            run("git", "-C", str(scratch), "init", "--quiet", str(work))
             run("git", "-C", str(work), "fetch", "--quiet", "--depth=1", "--", url, source.commit, env=environ)
             run("git", "-C", str(work), "checkout", "--quiet", source.commit)
             try:

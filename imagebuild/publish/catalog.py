@@ -13,7 +13,7 @@ from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import full_reference, natural_order
 from imagebuild.core.run import for_each
 from imagebuild.oci.attestation import CREATED
-from imagebuild.oci.image import PlatformImage, image_of, is_image
+from imagebuild.oci.image import PlatformImage, image_of, images_of
 from imagebuild.oci.layout import REFERRERS_TAG, manifests_of
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry, Repository, connect_registry
@@ -96,9 +96,12 @@ class CatalogReader:
         name, problems = f"{place}@{digest}", list[str]()
         try:
             top = place.manifest(digest)
-            children = [child for child in manifests_of(top.document) if is_image(child)]
-            manifests = [place.manifest(child.digest) for child in children] or [top]
-            platforms = tuple(self._platform(place, image_of(place, m), digest, problems) for m in manifests)
+            images: dict[str, PlatformImage] = {}
+            for item in images_of(manifests_of(top.document)):
+                image_ = image_of(place, place.manifest(item.digest), platform=item.platform)
+                images.setdefault(image_.platform, image_)  # engines run the first one of a platform
+            read = images.values() or [image_of(place, top)]
+            platforms = tuple(self._platform(place, each, digest, problems) for each in read)
             revision = str((top.document.get("annotations") or {}).get(REVISION, ""))
             unsigned = self.trust.image_problem(parse_reference(name)) if self.trust else ""
             moved = {tag: tag_problem(parse_reference(f"{place}:{tag}"), top) for tag in tags}

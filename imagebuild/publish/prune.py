@@ -12,7 +12,7 @@ from imagebuild.core.console import err
 from imagebuild.core.errors import CommandError, ResultError
 from imagebuild.core.fields import DIGEST
 from imagebuild.core.run import for_each
-from imagebuild.oci.layout import REFERRERS_TAG
+from imagebuild.oci.layout import INDEX_TYPES, REFERRERS_TAG, Manifest
 from imagebuild.oci.reference import ImageReference
 from imagebuild.oci.registry import DeletionDisabled, Repository
 from imagebuild.project.plan import staged_tag
@@ -60,7 +60,7 @@ def judge_staged(
             continue
         digest = manifest.digest
         try:
-            whole[digest] = (digest, *(child.digest for child in staging.listed(tag, manifest)))
+            whole[digest] = (digest, *_parts(staging, tag, manifest))
         except ResultError as error:
             err.print(f"{error}; until then, the images that it names are kept")
             whole[digest] = (digest, *re.findall(DIGEST, manifest.content.decode(errors="replace")))
@@ -98,6 +98,18 @@ def judge_staged(
         )
         for digest, pushed in sorted(pushes.items(), key=lambda push: (push[1], push[0]))
     )  # fmt: skip
+
+
+def _parts(staging: Repository, tag: str, manifest: Manifest) -> tuple[str, ...]:
+    """Return the manifests in an index, and those in indexes that it lists.
+    Raises ResultError if one of the indexes cannot be read."""
+    parts, todo = list[str](), [manifest]
+    while todo:
+        children = [child for child in staging.listed(tag, todo.pop()) if child.digest not in parts]
+        parts += [child.digest for child in children]
+        inner = (staging.find(child.digest) for child in children if child.media_type in INDEX_TYPES)
+        todo += filter(None, inner)
+    return tuple(parts)
 
 
 def delete_staged(staging: Repository, verdicts: Iterable[PruneVerdict]) -> int:

@@ -42,7 +42,7 @@ def make_sbom(image: PlatformImage, components: Mapping[str, Component]) -> Docu
     if the output of syft is not JSON or the creation time of the image cannot be read."""
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as name:
         document = run_syft(image.as_layout(Path(name, "layout")).folder, Path(name))
-    status = files_in(image, (DPKG,)).get(DPKG, b"").decode(errors="replace")
+    status = files_in(image, DPKG).get(DPKG, b"").decode(errors="replace")
     removed = debian.package_names(status) - {package.name for package in debian.installed_packages(status)}
     return complete_document(without_packages(document, removed), image, components)
 
@@ -60,20 +60,23 @@ def known_sbom(image: PlatformImage, components: Mapping[str, Component]) -> byt
 
     The packages are those that syft finds; only syft reads their licences. Raises ResultError if a layer or the
     database cannot be read."""
-    files = {path: content.decode(errors="replace") for path, content in files_in(image, (DPKG, OS_RELEASE)).items()}
+    files = {path: content.decode(errors="replace") for path, content in files_in(image, DPKG, OS_RELEASE).items()}
     system = dict(re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)', files.get(OS_RELEASE, ""), re.MULTILINE))
     distribution = system.get("ID", "linux")
     root: dict[str, Any] = {"SPDXID": "SPDXRef-root", "downloadLocation": UNKNOWN, "licenseDeclared": UNKNOWN}
-    packages = [root]
+    packages, ids = [root], set[str]()
     for package in debian.installed_packages(files.get(DPKG, "")):
         name, _, version = package.source.partition(" ")
         upstream = "@".join(filter(None, (name, version.strip("()"))))
         qualifiers = {"arch": package.architecture, "upstream": upstream}
         qualifiers["distro"] = f"{distribution}-{system['VERSION_ID']}" if "VERSION_ID" in system else ""
+        id_ = "SPDXRef-Package-deb-" + re.sub(r"[^A-Za-z0-9.]+", "-", f"{package.name}-{package.architecture}")
+        while id_ in ids:  # memtest86 and memtest86+
+            id_ += f"-{len(ids)}"
+        ids.add(id_)
         packages.append(
             {
-                "SPDXID": "SPDXRef-Package-deb-"
-                + re.sub(r"[^A-Za-z0-9.]+", "-", f"{package.name}-{package.architecture}"),
+                "SPDXID": id_,
                 "name": package.name, "versionInfo": package.version, "supplier": UNKNOWN, "downloadLocation": UNKNOWN,
                 "licenseConcluded": UNKNOWN, "licenseDeclared": UNKNOWN, "copyrightText": UNKNOWN,
                 "externalRefs": _purl("deb", package.name, package.version, distribution, **qualifiers),

@@ -92,5 +92,5 @@ def _write(path: Path, content: str) -> None:
     if path == STDOUT:
         sys.stdout.write(content)
     else:
-        files.write_text(path, content)
+        files.write_text(path, content, named=True)
         err.print(f"{path}: {console.format_size(path.stat().st_size)}")

@@ -300,7 +300,11 @@ def read_loaded(lines: Iterable[str], pids: Sequence[int] = ()) -> Loaded:
 
 def _read_script(lines: Sequence[str], pids: Sequence[int]) -> Loaded:
     """Return what one run of `loaded.sh` printed, without faults between processes."""
-    facts = _Facts(lines)
+    try:
+        facts = _Facts(lines)
+    except (ValueError, LookupError):
+        problem = "the facts about the process cannot be read, as the name of a file has a tab or line break"
+        raise CommandError(f"{problem}; rename it") from None
     if lost := [row[0] for row in facts.rows["unreadable"] if int(row[0]) in pids]:
         remedy = "it has ended, or belongs to another user; correct the number, or run this as that user or root"
         raise CommandError(f"--pid {' --pid '.join(lost)}: cannot be read; {remedy}")

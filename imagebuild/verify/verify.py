@@ -66,6 +66,7 @@ def verify_image(project: Project, plan: Plan, request: VerifyRequest) -> Verify
     CommandError if the runner fails. If the runner fails, the evidence folder contains the results so far."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="imagebuild-verify-")))
+        files.refuse_links(request.output.glob("*") if request.output else ())
         image, start = find_image(plan, request, folder, stack)
         components = components_to_check(project, plan, image, request)
         chosen = checks.select_checks(project, IMAGE_CHECKS, components, request.checks, image.axes)

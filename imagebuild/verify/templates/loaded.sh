@@ -9,6 +9,22 @@ tab=$(printf '\t')
 # A launcher such as mpirun may start this script on several hosts, and mixes their output.
 instance=$(uname -n):$$
 say() { sed "s/^/imagebuild-loaded:$instance$tab$1$tab/"; }
+# Print the path of a file without links. readlink would follow the links of a container to files of this machine.
+resolve() { # PATH
+  at='' rest=$1 hops=0
+  while [ "$rest" ]; do
+    part=${rest%%/*} rest=${rest#"${rest%%/*}"}
+    rest=${rest#/}
+    case $part in '' | .) continue ;; ..) at=${at%/*} && continue ;; esac
+    at=$at/$part
+    [ -L "$root$at" ] || continue
+    hops=$((hops + 1)) target=$(readlink -- "$root$at")
+    [ $hops -le 40 ] || return 0
+    rest=$target${rest:+/$rest} at=${at%/*}
+    case $target in /*) at='' ;; esac
+  done
+  echo "$at"
+}
 # The variables of the loader are for the command, not for the programs in this script.
 preload=$LD_PRELOAD library_path=$LD_LIBRARY_PATH
 unset LD_PRELOAD LD_LIBRARY_PATH
@@ -104,11 +120,12 @@ if [ "$renamed" ]; then
   done >> "$scratch/wanted"
 fi
 set --
-while read -r path; do
-  [ -f "$root$path" ] && set -- "$@" "$root$path"
-done <<END
-$(sort -u "$scratch/wanted" "$scratch/offered")
-END
+sort -u "$scratch/wanted" "$scratch/offered" | while read -r path; do
+  real=$(resolve "$path")
+  [ ! -f "$root$real" ] || printf '%s\t%s\n' "$root$path" "$root$real"
+done > "$scratch/real"
+cut -f2 "$scratch/real" | sort -u > "$scratch/files"
+while read -r path; do set -- "$@" "$path"; done < "$scratch/files"
 mountinfo=/proc/self/mountinfo
 [ ! "$root" ] || mountinfo=${root%/root}/mountinfo
 cut -d' ' -f3,4,5 "$mountinfo" | say mount
@@ -119,11 +136,7 @@ uname -m | say machine
 cat /sys/module/mlx5_core/version 2> /dev/null | say ofed
 sed -n 's/^NVRM version:.*  \([0-9][0-9.]*\) .*/\1/p' /proc/driver/nvidia/version 2> /dev/null | say driver
 if [ $# -gt 0 ]; then
-  for path in "$@"; do printf '%s\t%s\n' "$path" "$(readlink -f -- "$path")"; done > "$scratch/real"
   say real < "$scratch/real"
-  cut -f2 "$scratch/real" | sort -u > "$scratch/files"
-  set --
-  while read -r path; do set -- "$@" "$path"; done < "$scratch/files"
   stat -L -c "%n$tab%s$tab%d:%i" -- "$@" | say stat
   # The code for GPUs, which lies between the texts of a large library, is left out: it would take seconds.
   for path in "$@"; do

@@ -133,7 +133,7 @@ def test_a_log_that_is_cut_stays_open(compared: Callable[[str], PairedComparison
 
 
 def test_a_failure_counts_for_the_run_that_printed_it(compared: Callable[[str], PairedComparison]) -> None:
-    text = log_of(slower(1))
+    text = log_of(slower(1)) + f"\n# imagebuild-compare begin ²\n# imagebuild-compare begin {'1' * 5000}\n"
     begin, end = text.index("begin 5\n") + 8, text.index("\n# imagebuild-compare end 0", text.index("begin 5\n"))
     found = compared(
         f"{text[:begin]}a: Test NCCL failure common.cu:958 'remote process exited'\n{text[end:]}".replace(

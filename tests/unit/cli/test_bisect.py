@@ -121,6 +121,10 @@ def test_a_log_is_continued(command: Call, place: Path) -> None:
     status, out, err = call(command, place, *words)
     assert (status, f"# First bad version: nccl={VERSIONS[-1]}, last" in out) == (0, True), err
     assert runs_of(place) - before < 22, "of 55 runs, those that were cut, and the warm-up"
+    (place / "b.log").write_text(whole.replace('"nccl=2.27.7", ', '"nccl=2.27.7", "nccl=../../x", ', 1))
+    status, _, err = call(command, place, *words)
+    assert (status, "'../../x' is not a version of NCCL" in err) == (2, True), err
+    (place / "b.log").write_text(whole)
     status, _, err = call(command, place, *words, "--seed", "2")
     assert (status, "is the log of another bisection, with another seed" in err) == (2, True), err
 

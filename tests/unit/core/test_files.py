@@ -12,7 +12,8 @@ from imagebuild.core.errors import ConfigError
 from imagebuild.core.files import read_bytes, read_text, refuse_links, write_text
 from tests.conftest import ran
 
-WRITE = "import sys; from pathlib import Path; from imagebuild.core.files import write_text; write_text(Path(sys.argv[1]), 'text\\n')"
+WRITE = """import sys; from pathlib import Path; from imagebuild.core.files import write_text
+write_text(Path(sys.argv[1]), 'text\\n', named=True)"""
 
 
 def names_in(folder: Path) -> list[str]:
@@ -36,14 +37,17 @@ def test_a_file_is_replaced_whole_in_a_folder_that_is_made_and_keeps_its_mode(tm
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_the_target_of_a_link_is_written_and_the_link_stays(tmp_path: Path, exists: bool) -> None:
+def test_the_target_of_a_link_that_the_user_named_is_written(tmp_path: Path, exists: bool) -> None:
     (tmp_path / "folder").mkdir()
     target, link, other = tmp_path / "folder" / "target", tmp_path / "link", tmp_path / "other"
     if exists:
         target.write_text("old")
     link.symlink_to("other")
     other.symlink_to("folder/target")
-    write_text(link, "new")
+    with pytest.raises(ConfigError, match="link: is a link to other; remove the link"):
+        write_text(link, "planted")
+    assert target.exists() == exists
+    write_text(link, "new", named=True)
     assert (link.is_symlink(), other.is_symlink(), target.read_text()) == (True, True, "new")
     assert names_in(target.parent) == ["target"]
 
@@ -60,7 +64,7 @@ def test_a_fifo_and_a_device_are_written_directly(tmp_path: Path) -> None:
     assert Path("/dev/null").is_char_device()
     link = tmp_path / "link"
     link.symlink_to("/dev/null")
-    write_text(link, "text")
+    write_text(link, "text", named=True)
     assert (link.is_symlink(), Path("/dev/null").is_char_device()) == (True, True)
 
 
@@ -93,7 +97,7 @@ def test_what_cannot_be_written_or_read_is_said_in_one_line(tmp_path: Path) -> N
     for name, reason in CANNOT.items():
         path = tmp_path / name
         with pytest.raises(ConfigError, match=rf"^{path}: cannot be written: {reason}"):
-            write_text(path, "text")
+            write_text(path, "text", named=True)
     assert names_in(tmp_path) == ["file", "loop"]
     for name, reason in {
         "": " cannot be read: Is a directory; check the name",

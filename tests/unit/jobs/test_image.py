@@ -170,7 +170,12 @@ def test_the_image_that_fits_and_why_newer_ones_do_not(planned: Offer, published
         image.model_copy(update={"platforms": tuple(p.model_copy(update={"checks": ()}) for p in image.platforms)})
         if image.axes["cuda"].startswith("13") else image for image in published.images
     ]  # fmt: skip
-    offer = offer_of(published.model_copy(update={"images": tuple(unchecked)}), planned)
-    best, newer, _ = choice(IB, offer)
-    assert best == job_of(IB, offer).image.reference
-    assert newer["hpcx-cuda13.4.2-ubuntu26.04-runtime"] == "checks not known to have passed on amd64"
+    unsigned = [
+        image.model_copy(update={"verified_by": ""}) if image.axes["cuda"].startswith("13") else image
+        for image in published.images
+    ]
+    for images in (unchecked, unsigned):
+        offer = offer_of(published.model_copy(update={"images": tuple(images)}), planned)
+        best, newer, _ = choice(IB, offer)
+        assert best == job_of(IB, offer).image.reference
+        assert newer["hpcx-cuda13.4.2-ubuntu26.04-runtime"] == "checks not known to have passed on amd64"

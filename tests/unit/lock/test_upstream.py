@@ -13,13 +13,13 @@ import pytest
 
 from imagebuild.core.errors import Absent, CommandError, Unreachable
 from imagebuild.core.http import Patience
-from imagebuild.core.run import run_program
+from imagebuild.core.run import MODULE, run_program
 from imagebuild.core.settings import Mirrors
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.lockfile import Archive, LockedArchive, LockedImage, Unpacked, Wheel, WheelSet
 from tests.faulty import Answer
 from tests.registry_fake import FakeRegistry, index, put_image
-from tests.unit.conftest import LOGIN, SHA256, Serve, at, head
+from tests.unit.conftest import LOGIN, SHA256, Serve, at, git, head
 from tests.unit.lock.lock_fakes import A
 from tests.upstream.server import Server
 from tests.upstream.wheels import make_wheel
@@ -46,8 +46,13 @@ def test_an_archive_is_downloaded_once_to_be_hashed_and_read(downloads: Server, 
 
 
 @pytest.mark.programs
-def test_tags_become_commits(project_git: Path) -> None:
+def test_tags_become_commits(project_git: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = project_git.as_uri()
+    # The settings of a repository in the current folder, and modules there, are somebody else's programs.
+    monkeypatch.chdir(project_git)
+    git(project_git, "config", "url.ext::touch ran .insteadOf", "file:")
+    (project_git / "pip.py").write_text("print('planted')")
+    assert run_program(*MODULE, "pip", "--version").startswith("pip ")
     for tag in ("v3.4", "v3.10"):
         assert Upstream().commit(address, tag) == head(project_git, tag)
     assert Upstream().tags(address)["v3.10"] == head(project_git, "v3.10")

@@ -37,7 +37,7 @@ from imagebuild.oci.layout import (
 from imagebuild.oci.registry import Registry, connect_registry, copy_image, push_image, stored_credentials
 from tests import layouts
 from tests.conftest import data
-from tests.faulty import refusal
+from tests.faulty import Answer, refusal
 from tests.registry_fake import IDENTITY, PASSWORD, USER, FakeRegistry, put_image
 
 STAGING, FINAL = "gpu/open-staging", "gpu/open"
@@ -124,6 +124,22 @@ def test_refusals(server: FakeRegistry) -> None:
     content = encode_json({"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": []})
     with pytest.raises(CommandError, match=f"a: manifest t: the registry lacks a part of the manifest: .*{lacking}"):
         place.put_manifest(Manifest(content, MANIFEST), "t")
+
+
+BAD = [
+    *(Answer(200, f'{{"tags": {tags}}}'.encode()) for tags in ("1", '"t"', '{"t": 1}', '["t", 1]')),
+    *(Answer(307, b"", {"Location": url}) for url in ("http://[::1/", "//x:99999/")),
+    *(Answer(200, b'{"tags": []}', {"Link": f'<{url}>; rel="next"'}) for url in ("http://[::1/", "//x:99999/")),
+    *(Answer(401, b"", {"WWW-Authenticate": f'Bearer realm="{url}"'}) for url in ("http://[::1/", "http://x:99999/")),
+]
+
+
+@pytest.mark.parametrize("answer", BAD, ids=str)
+def test_an_odd_list_of_tags(server: FakeRegistry, monkeypatch: pytest.MonkeyPatch, answer: Answer) -> None:
+    monkeypatch.setattr(server, "_answer_tags", lambda *_: answer)
+    problem = "which is not valid: |Invalid IPv6 URL" if answer.headers else "does not answer as a registry"
+    with pytest.raises(CommandError, match=problem):
+        connect(server.address).at("a").tags()
 
 
 @pytest.mark.parametrize("row", (rows := data("publish/manifests")).values(), ids=rows)

@@ -96,6 +96,14 @@ def test_an_image_of_one_platform(published: Published, ours: Project) -> None:
     assert (image.tags, image.aliases) == ((), (TAG, "13.0-runtime"))
 
 
+def test_engines_run_the_first_image_of_a_platform(published: Published, ours: Project) -> None:
+    published.attach_all()
+    other = put_image(published.registry, REPOSITORY, b"other", platform=AMD64, Labels=LABELS)
+    put_index(published.registry, [other, *published.platforms.values()], TAG, "13.0-runtime")
+    first, second = one(published.registry, ours).platforms
+    assert (first.platform, first.digest, first.checks, second.platform) == (AMD64, other.digest, (), ARM64)
+
+
 def test_what_cannot_be_read_is_told_and_hides_no_other(published: Published, ours: Project) -> None:
     published.attach("verification", b"no JSON")
     published.attach("scan", {"verdict": "perhaps"})

@@ -134,6 +134,14 @@ def test_shared_parts_stay_with_the_young(site: Site) -> None:
     assert {young, parts[0].digest} <= site.left()
 
 
+def test_parts_of_an_index_in_an_index_stay_with_it(site: Site) -> None:
+    _, parts = site.push(30)
+    inner = index(site.registry, STAGING, parts[:1])
+    site.push(1, [site.registry.repositories[STAGING].manifests[inner].descriptor])
+    site.prune()
+    assert {part.digest for part in parts} & site.left() == {parts[0].digest}
+
+
 @pytest.mark.parametrize("text", ['{"manifests": [{"digest": "@"}]}', '["@"]', '{"manifests": 5, "x": "@"}', "@"])
 def test_what_is_not_a_manifest_keeps_the_images_that_it_names(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     site = Site(FakeRegistry(referrers_api=False))

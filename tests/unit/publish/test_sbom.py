@@ -168,6 +168,20 @@ def test_the_sbom_of_a_build_names_the_packages_that_syft_finds(
     assert SpdxDocument.model_validate(own).digests == {image.digest}
 
 
+@pytest.mark.parametrize("path", ["var", "var/lib/dpkg", "var/lib/dpkg/status"])
+def test_a_database_that_is_a_link_is_not_an_empty_one(path: str, tmp_path: Path) -> None:
+    image = image_with(tmp_path, {path: image_files.symlink("elsewhere")})
+    with pytest.raises(ResultError, match=f"/{path} is not a regular file or folder, so /var/lib"):
+        known_sbom(image, {})
+
+
+def test_packages_with_similar_names_have_ids_of_their_own(tmp_path: Path) -> None:
+    names = ("memtest86", "memtest86+", "memtest86+")
+    status = "\n".join(f"Package: {name}\nStatus: install ok installed\nVersion: 1\n" for name in names)
+    document = json.loads(known_sbom(image_with(tmp_path, {"var/lib/dpkg/status": status.encode()}), {}))
+    assert len({package["SPDXID"] for package in document["packages"]}) == len(document["packages"])
+
+
 def test_packages_of_debian() -> None:
     assert SpdxDocument.model_validate(spdx()).debian_packages == (
         Package("libssl3t64", "3.5.7-1~deb13u3", "amd64", "src-libssl3t64 (1.0)"),

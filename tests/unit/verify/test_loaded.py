@@ -112,6 +112,24 @@ def test_the_status_of_the_command_is_kept_and_its_output_shown(capfd: pytest.Ca
     assert "hello" in capfd.readouterr().err
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a mount namespace")
+def test_files_of_a_container_are_not_those_of_this_machine(tmp_path: Path) -> None:
+    """Links in a container lead to its own files, also from a launcher outside."""
+    inside = tmp_path / "inside"
+    put(tmp_path / "libnccl.so.2", library("NCCL version 2.99.9+cuda13.0"))
+    put(inside / "libnccl.so.2", library("NCCL version 2.28.9+cuda13.0"))
+    (inside / "lib").symlink_to(tmp_path)
+    victim = f"exec {sys.executable} -c '{VICTIM}' 60 {tmp_path}/lib/libnccl.so.2"
+    script = f"mount --make-rprivate / && mount --bind {inside} {tmp_path} && {victim}"
+    with subprocess.Popen(["unshare", "-m", "sh", "-c", script], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        if not process.stdout.readline():
+            pytest.skip("mount namespaces are not allowed here")
+        result = look("exec:env", (), (process.pid,))
+        process.kill()
+    assert {lib.version for found in result.processes for lib in found.libraries} == {"2.28.9"}
+
+
 def test_children_of_a_launcher_are_looked_into(tmp_path: Path) -> None:
     put(tmp_path / "libnccl.so.2", library("NCCL version 2.28.9+cuda13.0"))
     put(tmp_path / "old" / "libnccl.so.2", library("NCCL version 2.27.3+cuda12.9"))
