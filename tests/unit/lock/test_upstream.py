@@ -17,9 +17,10 @@ from imagebuild.core.run import MODULE, run_program
 from imagebuild.core.settings import Mirrors
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.lockfile import Archive, LockedArchive, LockedImage, Unpacked, Wheel, WheelSet
+from tests.conftest import git
 from tests.faulty import Answer
 from tests.registry_fake import FakeRegistry, index, put_image
-from tests.unit.conftest import LOGIN, SHA256, Serve, at, git, head
+from tests.unit.conftest import LOGIN, SHA256, Serve, at, head
 from tests.unit.lock.lock_fakes import A
 from tests.upstream.server import Server
 from tests.upstream.wheels import make_wheel
