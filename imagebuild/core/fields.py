@@ -179,10 +179,6 @@ def distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-OneOrMore = Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(one_or_more)]
-"""One text, or a list of texts."""
-
-
 def _readable(wanted: str) -> str:
     satisfies("0", wanted)  # raises ValueError for a bad specifier
     return wanted

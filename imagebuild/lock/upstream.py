@@ -26,7 +26,7 @@ from imagebuild.core.settings import Mirrors, git_environment, pip_environment
 from imagebuild.lock import repositories
 from imagebuild.lock.distribution import ReleasePackages, check_packages
 from imagebuild.lock.facts import Contents, image_facts, tree_facts, unpack
-from imagebuild.oci.image import image_of
+from imagebuild.oci.image import image_of, images_of
 from imagebuild.oci.layout import Manifest, manifests_of
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, connect_registry
@@ -198,11 +198,11 @@ class Upstream:
         try:
             top = manifest(where)
             single = "config" in top.document
-            # The platform of attestations is unknown/unknown.
-            named = {item.platform: item.digest for item in manifests_of(top.document)}
+            # Engines run the first image of a platform.
+            named = {item.platform: item.digest for item in reversed(images_of(manifests_of(top.document)))}
             platforms = {p: named[p] for p in get_args(Platform) if p in named}
             manifests = [top] if single else [manifest(where.at(child)) for child in platforms.values()]
-            images = [image_of(place, each) for each in manifests]
+            images = [image_of(place, m, platform=p) for p, m in zip(platforms or [None], manifests, strict=False)]
         except Absent:
             raise
         except CommandError as error:  # also after a refused login: another machine may have the credentials

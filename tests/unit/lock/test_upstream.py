@@ -132,7 +132,8 @@ def test_reports_of_pip_before_and_since_23_1(archive: dict[str, object]) -> Non
 def test_an_index_and_its_platforms_and_a_tag_that_moves(server: FakeRegistry) -> None:
     platforms = ("linux/amd64", "linux/arm64", "linux/riscv64", "unknown/unknown")
     made = {name: put_image(server, "some/image", name.encode(), platform=name) for name in platforms}
-    digest = index(server, "some/image", made.values(), "13")
+    second = put_image(server, "some/image", b"another", platform="linux/amd64")  # engines run the first one
+    digest = index(server, "some/image", [*made.values(), second], "13")
     reference = f"{server.address}/some/image:13"
     found = Upstream().image(reference)
     assert found == LockedImage(digest=digest, platforms={name: made[name].digest for name in platforms[:2]})
