@@ -290,7 +290,7 @@ def read_loaded(lines: Iterable[str], pids: Sequence[int] = ()) -> Loaded:
     parts = {name: _read_script(part, pids) for name, part in (scripts or {"": []}).items()}
     processes = [
         process.model_copy(update={"host": name.rpartition(":")[0] if len(parts) > 1 else ""})
-        for name, part in parts.items()
+        for name, part in sorted(parts.items())  # the order of the output is random
         for process in part.processes
     ]
     status = max((part.status for part in parts.values() if part.status is not None), default=None)
