@@ -287,7 +287,7 @@ def read_loaded(lines: Iterable[str], pids: Sequence[int] = ()) -> Loaded:
     scripts: dict[str, list[str]] = {}
     for line in lines:
         scripts.setdefault(line.partition(MARK)[2].partition("\t")[0], []).append(line)
-    parts = {name: _read_script(part, pids) for name, part in (scripts or {"": []}).items()}
+    parts = {name: _read_script(part, pids) for name, part in sorted((scripts or {"": []}).items())}
     processes = [
         process.model_copy(update={"host": name.rpartition(":")[0] if len(parts) > 1 else ""})
         for name, part in sorted(parts.items())  # the order of the output is random
