@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.files import read_bytes, read_text, refuse_links, write_text
+from imagebuild.core.files import read_bytes, read_text, refuse_foreign, refuse_links, write_text
 from tests.conftest import ran
 
 WRITE = """import sys; from pathlib import Path; from imagebuild.core.files import write_text
@@ -140,3 +140,17 @@ def test_a_link_is_refused_even_if_it_leads_nowhere(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("nowhere")
     with pytest.raises(ConfigError, match="link: is a link to nowhere; remove the link"):
         refuse_links([tmp_path, tmp_path / "link"])
+
+
+def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    refuse_foreign(path)
+    if os.geteuid() == 0:
+        os.chown(path, 1234, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    with pytest.raises(ConfigError, match="file: belongs to another user"):
+        refuse_foreign(path)
+    monkeypatch.setenv("SUDO_UID", str(path.stat().st_uid))
+    refuse_foreign(path)
