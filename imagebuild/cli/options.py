@@ -366,7 +366,8 @@ class ImageChanges(PlanChanges):
             raise ConfigError(f"--base-image {self.base_image}: {problem}")
         for target in targets:
             if problem := base_mismatch(self.base_image, target.axes["os"]):
-                raise ConfigError(f"--base-image {self.base_image}: {problem}")
+                remedy = "or select a target of its release, such as os=ubuntu24.04"
+                raise ConfigError(f"--base-image {self.base_image}: {problem}, {remedy}")
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def check_writable(path: Path, *, folder: bool = False) -> None:
             real = Path(os.path.realpath(path))
             places = [real, *real.parents] if folder else real.parents
             with temporary_file(next(place for place in places if place.exists())) as temporary:
-                temporary.touch()
+                temporary.write_bytes(b"\n")  # a full disk accepts an empty file
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
 

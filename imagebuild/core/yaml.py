@@ -16,6 +16,12 @@ from imagebuild.core.errors import ConfigError, Mistakes, ResultError, nearest
 from imagebuild.core.fields import Loc, M, YamlFile, line_of
 from imagebuild.core.files import read_text
 
+OTHER_KEYS = {
+    "args": "write `versions`, or use `env` for variables of the image", "context": "use --source NAME=DIR",
+    "contexts": "use --source NAME=DIR", "group": "name several images on the command line instead",
+    "inherits": "write `from`", "matrix": "write `axes`", "target": "write `images`", "variable": "write `versions`",
+}  # fmt: skip
+"""Maps keys in files of docker buildx bake to what a matrix has instead."""
 MOST_VALUES, MOST_LEVELS = 1_000_000, 100
 """Maximum number of values in a YAML text, after each alias is replaced by its value, and how deep they are nested."""
 KINDS: Mapping[type, str] = {dict: "a mapping", list: "a list", str: "a text"}
@@ -219,7 +225,8 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
             place = "at the top level of the file" if in_file else "in another place of the file"
             return f"unknown key here; it belongs {place}"
         near = nearest(str(loc[-1]), known_keys(model))
-        return f"unknown key; did you mean {near!r}?" if near else "unknown key; remove it, or correct its name"
+        remedy = f"did you mean {near!r}?" if near else "remove it, or correct its name"
+        return f"unknown key; {OTHER_KEYS.get(str(loc[-1]), remedy) if model.__name__ == 'Matrix' else remedy}"
     if kind == "missing":
         return f"is missing; add `{loc[-1]}: …`"
     # A whole file that is one text is not shown, because a link may lead to a file with passwords.

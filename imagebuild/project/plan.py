@@ -573,9 +573,10 @@ def restricted_components(plan: Plan, targets: Iterable[Target]) -> dict[str, st
 
 
 def parts_of(selector: str) -> list[str]:
-    """Return a selector for each value of a selector `axis=value,…`."""
-    axis, equals, values = selector.partition("=")
-    return [f"{axis}={value}" for value in values.split(",")] if equals else [selector]
+    """Return a selector for each of the values or names that are separated by commas."""
+    axis, equals, _ = selector.partition("=")
+    beginning = f"{axis}=" if equals else EXCEPT if selector.startswith(EXCEPT) else ""
+    return [beginning + value for value in selector.removeprefix(beginning).split(",")]
 
 
 def fits(item: Target | Excluded, selectors: Sequence[str]) -> bool:

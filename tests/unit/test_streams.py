@@ -98,3 +98,25 @@ def test_a_result_is_printed_if_its_file_cannot_be_written(
     status, printed, message = command("plan", "--json", "/dev/full")
     assert (status, "tiny-cuda13.0-debian13-runtime" in printed) == (2, True)
     assert message == "error: /dev/full: cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("words", [*TABLE["outputs"], *TABLE["folders"], *TABLE["on-full-disk"]])
+def test_a_full_disk_is_noticed_before_the_work(work: Path, words: str) -> None:
+    (work / "full").mkdir(exist_ok=True)
+    mount = "mount -t tmpfs -o size=16k none full"
+    if subprocess.run(["unshare", "-rm", "bash", "-c", mount], cwd=work, capture_output=True, check=False).returncode:
+        pytest.skip("this machine allows no mounts in a namespace")
+    usual = words in TABLE["on-full-disk"]
+    given = words if usual else f"{words} full" if words in TABLE["folders"] else f"{words} full/file"
+    command = f"{mount}; cat /dev/zero 2> /dev/null > full/fill; {sys.executable} -m imagebuild {given}"
+    variables = {"HOME": "full", "XDG_CACHE_HOME": "full/cache", "TMPDIR": str(work / "full")} if usual else {}
+    done = subprocess.run(
+        ["unshare", "-rm", "env", *(f"{name}={value}" for name, value in variables.items()), "bash", "-c", command],
+        cwd=work, capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    if usual:
+        assert (done.returncode, done.stderr) == (shell(work, "run", words).returncode, "")
+    else:
+        assert (done.returncode, LINE.fullmatch(done.stderr) is not None) == (2, True), done.stderr
+        assert "No space left on device" in done.stderr
