@@ -177,7 +177,7 @@ def fetch_wheels(
     index = ("--index-url", settings.mirrors.python_index) if settings.mirrors.python_index else ()
     environ = pip_environment(ca, settings.netrc_file)
     wanted = {(a, w) for need in needs.values() for a in ARCHS if f"linux/{a}" in need.platforms for w in need.wheels}
-    for arch, wheels in sorted(wanted):
+    for arch, (python, wheels) in sorted(wanted):
         names = ", ".join(line.partition(" ")[0] for line in wheels)
         note(f"fetching {names} for {arch}")
         with tempfile.TemporaryDirectory(prefix="imagebuild-") as scratch:
@@ -185,7 +185,7 @@ def fetch_wheels(
             try:
                 run_program(
                     *MODULE, "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-                    "--no-cache-dir", "--require-hashes", "--dest", str(folder), *index, *pip_platforms(arch),
+                    "--no-cache-dir", "--require-hashes", "--dest", str(folder), *index, *pip_platforms(arch, python),
                     "--requirement", str(requirements), env=environ,
                 )  # fmt: skip
             except CommandError as error:

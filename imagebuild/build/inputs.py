@@ -33,6 +33,7 @@ from imagebuild.render.stages import needed_stages, stages_of
 DOWNLOAD = re.compile(r"^FROM scratch AS (\S+)\nADD (?:--checksum=sha256:(\w+) )?(\S+?)(?:#(\w+))? /$", re.MULTILINE)
 """Matches a stage that only downloads, as `macros.j2` writes it. Groups: name, sha256, address, commit."""
 IMAGE = re.compile(r"(?:^FROM (?:--platform=\S+ )?|from=)([^\s,]+@sha256:[0-9a-f]{64})", re.MULTILINE)
+PYTHON = re.compile(r"^PIP_PYTHON_VERSION=(\S+)", re.MULTILINE)
 WHEEL = re.compile(r"^\S+==\S+(?: \\\n +--hash=sha256:[0-9a-f]{64})+", re.MULTILINE)
 
 
@@ -56,21 +57,22 @@ class Needs:
     """Maps each stage that only downloads to its download."""
     images: frozenset[str]
     """Names of images in FROM, with digests."""
-    wheels: frozenset[tuple[str, ...]]
-    """The requirements of each stage that installs wheels: the lines of the requirements file, with hashes for all
-    architectures."""
+    wheels: frozenset[tuple[str, tuple[str, ...]]]
+    """The requirements of each stage that installs wheels: the version of Python (empty if the wheels fit every
+    version), and the lines of the requirements file, with hashes for all architectures."""
 
 
 def needs_of(text: str, platforms: Sequence[Platform]) -> Needs:
     """Return the downloads of a Dockerfile for some platforms."""
-    wheels = (tuple(WHEEL.findall(stage)) for stage in text.split("\nFROM "))
+    stages = {stage: tuple(WHEEL.findall(stage)) for stage in text.split("\nFROM ")}
+    wheels = {("".join(PYTHON.findall(stage)), lines) for stage, lines in stages.items() if lines}
     names = {name for platform in platforms for name in needed_stages(stages_of(text, platform))}
     downloads = DOWNLOAD.findall(text)
     return Needs(
         platforms=tuple(platforms),
         stages={name: Download(url, sha256, commit) for name, sha256, url, commit in downloads if name in names},
         images=frozenset(IMAGE.findall(text)),
-        wheels=frozenset(filter(None, wheels)),
+        wheels=frozenset(wheels),
     )
 
 

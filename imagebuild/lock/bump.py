@@ -68,7 +68,7 @@ def _questions(project: Project, part: Part) -> Iterator[Question]:
     component = part.component
     if component.git:
         yield GitRef(component.git, component.tag), component.tag
-    for text in project.components[component.wheels_from or part.name].model.wheels:
+    for text in (*project.components[component.wheels_from or part.name].model.wheels, *component.python):
         if match := EXACT.match(text):
             yield WheelSet(match[1], "", ()), VERSION
     yield from part.versioned

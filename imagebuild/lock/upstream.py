@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, cast, get_args
 
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError, Unreachable
-from imagebuild.core.fields import ARCHS, Arch, Platform
+from imagebuild.core.fields import ARCHS, CPUS, Arch, Platform
 from imagebuild.core.http import SHOWN_CONTENT, Advance, Downloads, Patience
 from imagebuild.core.run import (
     MODULE,
@@ -31,6 +32,7 @@ from imagebuild.oci.layout import Manifest, manifests_of
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, connect_registry
 from imagebuild.project.lockfile import (
+    GLIBC,
     Archive,
     BaseImage,
     Entry,
@@ -54,9 +56,10 @@ PATIENCE = Patience(10)
 GIT_REFERENCE = re.compile(r"^([0-9a-f]{40})\trefs/tags/(\S+?)(?:\^\{\})?$")
 OFFLINE = re.compile(
     r"NewConnectionError|NameResolutionError|Failed to establish|ProxyError|SSLError|ReadTimeout|ConnectTimeout|"
-    r"Connection (?:refused|reset|aborted)|Temporary failure in name resolution|timed out|HTTP error 5"
+    r"Connection (?:refused|reset|aborted)|Temporary failure in name resolution|timed out|HTTP error 5|"
+    r"error sending request|Failed to fetch"
 )
-"""Matches messages of pip about an index that cannot be reached. In this case, pip also prints that it found no
+"""Matches messages of pip and uv about an index that cannot be reached. In this case, pip also prints that it found no
 version."""
 
 
@@ -223,7 +226,8 @@ class Upstream:
     def wheels(self, wanted: WheelSet) -> tuple[Wheel, ...]:
         """Return the newest wheels that match the requirements.
         A wheel must have the same version for all architectures."""
-        answers = {arch: self._fitting_wheels(wanted.requirements, arch) for arch in ARCHS}
+        ask = self._python_packages if wanted.python else self._fitting_wheels
+        answers = {arch: ask(wanted, arch) for arch in ARCHS}
         wheels = []
         for name in sorted(set().union(*answers.values())):
             versions, hashes = zip(*(found.get(name, ("missing", "")) for found in answers.values()), strict=True)
@@ -234,13 +238,44 @@ class Upstream:
             wheels.append(Wheel(name=name, version=versions[0], sha256=dict(zip(ARCHS, hashes, strict=True))))
         return tuple(wheels)
 
-    def _fitting_wheels(self, requirements: tuple[str, ...], arch: Arch) -> dict[str, tuple[str, str]]:
-        """Return the newest wheels for an architecture that match requirements.
+    def _python_packages(self, wanted: WheelSet, arch: Arch) -> dict[str, tuple[str, str]]:
+        """Return the wheels of a set for a version of Python, and the wheels that these need.
+        Maps each name to the version and the sha256."""
+        index = ("--default-index", self.mirrors.python_index) if self.mirrors.python_index else ()
+        environ = pip_environment(self.ca, self.netrc)
+        environ |= {"SSL_CERT_FILE": environ["PIP_CERT"]} if "PIP_CERT" in environ else {}
+        with TemporaryDirectory(prefix="imagebuild-") as name, os_errors_as_command_errors():
+            (requirements := Path(name, "requirements.in")).write_text("\n".join(wanted.requirements))
+            (without := Path(name, "without.in")).write_text("\n".join(wanted.without))
+            try:
+                text = self._called(
+                    *MODULE, "uv", "pip", "compile", "--quiet", "--no-config", "--format", "pylock.toml",
+                    "--only-binary", ":all:", "--python-version", wanted.python,
+                    "--python-platform", f"{CPUS[arch]}-{GLIBC[-1]}", *index, "--excludes", str(without),
+                    str(requirements), env=environ, timeout=PIP_TIMEOUT_S,
+                )  # fmt: skip
+            except CommandError as error:
+                reason = str(error).partition("failed (")[2].partition(": ")[2] or str(error)
+                if "No module named uv" in reason:
+                    remedy = "run `pip install uv` in the Python environment of imagebuild"
+                    raise CommandError(f"uv, which chooses the Python packages, is not installed; {remedy}") from None
+                if OFFLINE.search(reason):
+                    raise Unreachable(f"{wanted.name}: the package index does not answer") from None
+                raise CommandError(f"uv finds no {' '.join(wanted.requirements)} for {arch}: {reason}") from None
+        try:
+            packages = tomllib.loads(text).get("packages", ())
+            # All wheels in the answer fit. One hash is enough: pip installs the file with this hash.
+            return {p["name"]: (p["version"], p["wheels"][0]["hashes"]["sha256"]) for p in packages}
+        except (ValueError, LookupError, TypeError) as error:
+            raise ResultError(f"uv's answer cannot be read: {error!r}; install uv 0.9 or newer") from None
+
+    def _fitting_wheels(self, wanted: WheelSet, arch: Arch) -> dict[str, tuple[str, str]]:
+        """Return the newest wheels for an architecture that match the requirements of a set.
         Maps each name to the version and the sha256."""
         text = self._pip(
             arch, "install", "--dry-run", "--quiet", "--ignore-installed", "--no-deps", "--target", "unused",
-            "--report", "-", *requirements,
-            failing=f"pip finds no {' '.join(requirements)} for {arch}",
+            "--report", "-", *wanted.requirements,
+            failing=f"pip finds no {' '.join(wanted.requirements)} for {arch}",
         )  # fmt: skip
         try:
             found = {}

@@ -207,6 +207,13 @@ class Component(fields.Model):
     wheels_from: fields.Name | None = None
     """Name of another component, whose `wheels` this component uses instead of its own. `{version}` in these wheels
     stands for the version of this component."""
+    python: tuple[str, ...] = ()
+    """Requirements for Python packages, such as `torch=={version}`, that images with this component install."""
+    python_environment: bool = False
+    """Whether the build stage installs all Python packages: those of the image and of its components, and the packages
+    that these need."""
+    instead_of_python: tuple[fields.Name, ...] = ()
+    """Python packages that images with this component do not install, because the component brings the same files."""
     facts: tuple[ConditionalRow, ...] = ()
     """Rows of values that templates may use as placeholders. For each name, the first row that sets the name and whose
     condition holds is used."""

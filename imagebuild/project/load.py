@@ -27,8 +27,8 @@ SHIPPED = "imagebuild"
 PARTS = ("component.yaml", "build.j2", "install.j2", "files", "checks")
 """Files and folders that a component's folder may contain."""
 OF_STAGE = (
-    "git", "archive", "wheels", "wheels-from", "images", "build-requires", "unpacked", "compiles", "portable",
-    "build-only", "stage-only", "libraries",
+    "git", "archive", "wheels", "wheels-from", "python-environment", "images", "build-requires", "unpacked", "compiles",
+    "portable", "build-only", "stage-only", "libraries",
 )  # fmt: skip
 """Keys of a component that have no effect without a build stage."""
 

@@ -325,6 +325,16 @@ class WheelSet:
     version: str
     requirements: tuple[str, ...]
     """Requirements for pip."""
+    python: str = ""
+    """Version of Python. If set, the set also contains the packages that the required packages need."""
+    without: tuple[str, ...] = ()
+    """Packages that are left out of the set, although other packages need them."""
+
+    @property
+    def name(self) -> str:
+        """The name in the lock. A set for a version of Python is named by all that its content depends on."""
+        without = ("without", *self.without) if self.without else ()
+        return " ".join([self.component, self.version, *((*self.requirements, *without) if self.python else ())])
 
 
 @dataclass(frozen=True)
@@ -359,8 +369,8 @@ def key_of(source: Source) -> Key:
             return ("git", f"{url} {tag}")
         case BaseImage(reference):
             return ("images", reference)
-        case WheelSet(component, version, _):
-            return ("wheels", f"{component} {version}")
+        case WheelSet():
+            return ("wheels", source.name)
         case PackageSource(url):
             return ("repositories", url)
 
@@ -390,13 +400,14 @@ def lacks(lock: Lock, source: Source) -> str:
         case PackageSource(packages=packages), LockedRepository():
             absent = [package for package in packages if package not in entry.packages]
             return f"no version of {', '.join(absent)}" if absent else ""
-        case WheelSet(requirements=requirements), tuple():
+        case WheelSet(requirements=requirements, python=python), tuple():
             versions = {canonicalize_name(wheel.name): wheel.version for wheel in entry}
             try:
                 wanted = {canonicalize_name(r.name): r.specifier for r in map(Requirement, requirements)}
             except InvalidRequirement as error:
                 raise ConfigError(f"wheels: {error}") from None
-            if wanted.keys() != versions.keys() or not all(
+            whole = wanted.keys() <= versions.keys() if python else wanted.keys() == versions.keys()
+            if not whole or not all(
                 specifier.contains(versions[name], prereleases=True) for name, specifier in wanted.items()
             ):
                 return f"the pinned wheels do not fulfil {', '.join(requirements)}"
@@ -433,9 +444,13 @@ def commit_of(lock: Lock, git: GitRef) -> str:
     return git.commit or lock.git.get(key_of(git)[1], UNRESOLVED)
 
 
-def pip_platforms(arch: Arch) -> tuple[str, ...]:
-    """Return the options with which pip chooses wheels for an image of an architecture."""
-    return ("--only-binary", ":all:", *(word for glibc in GLIBC for word in ("--platform", f"{glibc}_{CPUS[arch]}")))
+def pip_platforms(arch: Arch, python: str = "") -> tuple[str, ...]:
+    """Return the options with which pip chooses wheels for an image of an architecture and a version of Python.
+    Without a version, the wheels must fit every version of Python 3."""
+    platforms = (word for glibc in GLIBC for word in ("--platform", f"{glibc}_{CPUS[arch]}"))
+    # pip would compare the version that a wheel requires with its own Python; uv has compared it with this one.
+    versions = ("--python-version", python, "--implementation", "cp", "--ignore-requires-python") if python else ()
+    return ("--only-binary", ":all:", *platforms, *versions)
 
 
 def wheels_of(lock: Lock, wheels: WheelSet) -> tuple[Wheel, ...]:

@@ -145,6 +145,17 @@ class Alias(fields.Model):
     """Condition on the targets that may get the tag."""
 
 
+PYTHON = "python"
+"""Component with the Python packages of an image. An image that states `python` contains this component."""
+PythonPackage = Annotated[
+    str,
+    fields.Form(
+        r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?(\[[A-Za-z0-9,._-]+\])?",
+        "a package of the Python package index: name or name[extra]",
+    ),
+]
+
+
 class ImagePackages(fields.Model):
     """Packages of an image in addition to those of its components."""
 
@@ -203,6 +214,10 @@ class Image(fields.Model):
     """Findings of the image checks that are accepted for this image."""
     packages: ImagePackages = ImagePackages()
     """Packages that do not belong to a component."""
+    python: dict[PythonPackage, fields.VersionText] = Field(default_factory=dict)
+    """Maps packages of the Python package index to their versions. The image gets these packages and the packages that
+    they need, in the folder `/opt/venv`. The lock contains their hashes. Packages whose files a component brings, such
+    as NCCL, are not installed a second time."""
     env: fields.Environment = Field(default_factory=dict)
     """Environment variables of the image. These values replace the values from components. Lists of folders (`PATH`, …)
     are prepended to the existing list."""
@@ -225,7 +240,8 @@ class Image(fields.Model):
     @property
     def components(self) -> tuple[str, ...]:
         """Components of a complete image."""
-        return self.components_ if isinstance(self.components_, tuple) else ()
+        own = self.components_ if isinstance(self.components_, tuple) else ()
+        return (*own, PYTHON) if own and self.python and PYTHON not in own else own
 
 
 class GitProject(fields.Model):

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
+from packaging.utils import canonicalize_name
+
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import ARCHS, CPUS, Arch, axis_facts, satisfies
 from imagebuild.project import lockfile
@@ -195,6 +197,7 @@ def _part(chosen: _Chosen, name: str, *, with_stage: bool) -> Part:
         *(chosen.version(name), id(chosen.pin(name)), chosen.version(owner)),
         *chosen.build_providers(name).values(),
         *(target.components.get(entry, chosen.axes.get(entry)) for entry in shared.stage_inputs[name]),
+        _python_packages(chosen, name) if chosen.component(name).python_environment else None,
     )
     env = (chosen.axes.get(entry) for row in chosen.component(name).env for entry in row.when)
     inputs = (*stage_inputs, with_stage, name in target.components, target.axes["variant"], *env)
@@ -269,12 +272,37 @@ def _git(chosen: _Chosen, name: str) -> lockfile.GitRef | None:
 
 
 def _wheels(chosen: _Chosen, name: str) -> lockfile.WheelSet | None:
+    if chosen.component(name).python_environment:
+        return _python_packages(chosen, name)
     owner, version = chosen.component(name).wheels_from or name, chosen.version(name)
     if not chosen.component(owner).wheels:
         return None
     values = _with_facts(chosen, owner, {"version": version}, {"version": version})
     wanted = tuple(_fill(chosen, owner, text, values, "wheels") for text in chosen.component(owner).wheels)
     return lockfile.WheelSet(owner, version, wanted)
+
+
+def _python_packages(chosen: _Chosen, name: str) -> lockfile.WheelSet:
+    """Return all Python packages of the image.
+    Raises ConfigError if there are none, or if the image states a package whose files one of its components brings."""
+    present, own = chosen.target.components, chosen.image.python
+    wanted = [f"{package}=={version}" for package, version in own.items()]
+    for part in present:
+        values = {"version": present[part]}
+        wanted += [_fill(chosen, part, text, values, "python") for text in chosen.component(part).python]
+    without = {package: part for part in present for package in chosen.component(part).instead_of_python}
+    where, image = chosen.project.matrix.at, chosen.target.image
+    for package in own:
+        if owner := without.get(canonicalize_name(package.partition("[")[0])):
+            problem = f"the component {owner} brings this package; remove the entry, or the component"
+            raise ConfigError(
+                f"{where('images', image, 'python', package)}: images.{image}.python.{package}: {problem}"
+            )
+    if not wanted:
+        problem = "the image has no Python package; add one, such as `python: {numpy: VERSION}`"
+        raise ConfigError(f"{where('images', image)}: images.{image}: {problem}")
+    version = chosen.version(name)
+    return lockfile.WheelSet(name, version, tuple(sorted(wanted)), version, tuple(sorted(without)))
 
 
 def _packages(chosen: _Chosen, name: str, *, every: bool) -> tuple[str, ...]:

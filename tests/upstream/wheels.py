@@ -36,13 +36,14 @@ def take(component: str, version: str, path: str, target: Path) -> None:
         Path(folder, "tree", path).replace(target)
 
 
-def make_wheel(folder: Path, name: str, version: str, tag: str) -> Path:
-    """Write an empty wheel to a folder; return its path."""
+def make_wheel(folder: Path, name: str, version: str, tag: str, *needs: str) -> Path:
+    """Write an empty wheel, which needs other packages, to a folder; return its path."""
     stem = f"{name.replace('-', '_')}-{version}"
     info = f"{stem}.dist-info"
     path = folder / f"{stem}-py3-none-{tag}.whl"
+    required = "".join(f"Requires-Dist: {need}\n" for need in needs)
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{required}")
         archive.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-{tag}\n")
         archive.writestr(f"{info}/RECORD", "")
     return path

@@ -97,7 +97,7 @@ def test_wheels_are_fetched_for_both_architectures(tmp_path: Path, monkeypatch: 
 
     def fetch(*hashes: str) -> None:
         wheel = " \\\n  ".join(["my-lib==1.0", *(f"--hash=sha256:{sha256}" for sha256 in hashes)])
-        needs = Needs(("linux/amd64", "linux/arm64"), {}, frozenset(), frozenset({(wheel,)}))
+        needs = Needs(("linux/amd64", "linux/arm64"), {}, frozenset(), frozenset({("", (wheel,))}))
         fetch_wheels(tmp_path / "wheels", {"target": needs}, Settings(), None, lambda _: None)
 
     fetch(*map(file_sha256, made))

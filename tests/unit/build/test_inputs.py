@@ -108,7 +108,7 @@ def test_every_download_of_this_project_stands_alone_in_a_stage(full_plan: Plan,
             assert download.sha256 in line
         archives += len([name for name in needs.stages if name.endswith("-amd64")])
         assert not [name for name in half.stages if name.endswith("-amd64")]
-        wheels = "\n".join(wheel for stage in needs.wheels for wheel in stage)
+        wheels = "\n".join(wheel for _, stage in needs.wheels for wheel in stage)
         assert {*re.findall(r"--hash=\S+", text)} == {*re.findall(r"--hash=\S+", wheels)}
         assert {*re.findall(r"[\w./:-]+@sha256:[0-9a-f]{64}", text)} == needs.images
     assert archives

@@ -8,10 +8,12 @@ import os
 import socket
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from imagebuild.core.errors import Absent, CommandError, Unreachable
+from imagebuild.core.errors import Absent, CommandError, ResultError, Unreachable
+from imagebuild.core.fields import CPUS
 from imagebuild.core.http import Patience
 from imagebuild.core.run import MODULE, run_program
 from imagebuild.core.settings import Mirrors
@@ -124,6 +126,69 @@ def test_reports_of_pip_before_and_since_23_1(archive: dict[str, object]) -> Non
     assert upstream.wheels(WheelSet("c", "1", ("w==1",))) == (
         Wheel(name="w", version="1", sha256={"amd64": A, "arm64": A}),
     )
+
+
+def python_set(*requirements: str, python: str = "3.13", without: tuple[str, ...] = ()) -> WheelSet:
+    return WheelSet("python", python, requirements, python, without)
+
+
+@pytest.mark.programs
+def test_python_packages_with_what_they_need(tmp_path: Path) -> None:
+    pytest.importorskip("uv")
+    frameworks = {}
+    for arch, cpu in CPUS.items():
+        needs = "helper<3", "collectives==1; sys_platform == 'linux'"
+        file = make_wheel(tmp_path, "framework", "2.0", f"manylinux_2_28_{cpu}", *needs)
+        frameworks[arch] = hashlib.sha256(file.read_bytes()).hexdigest()
+        make_wheel(tmp_path, "collectives", "1", f"manylinux2014_{cpu}", "only-for-collectives")
+    make_wheel(tmp_path, "framework", "2.0", "win_amd64")
+    for name, version, *more in (
+        ("helper", "2.9", "old-python; python_version < '3.12'", "new-python; python_version >= '3.12'"), ("helper", "3.0"),
+        ("old-python", "1"), ("new-python", "1"), ("only-for-collectives", "1"), ("half", "1", "framework>2"),
+    ):  # fmt: skip
+        make_wheel(tmp_path, name, version, "any", *more)
+    make_wheel(tmp_path, "amd64-only", "1", "manylinux2014_x86_64")
+
+    def run(*argv: str, **options: Any) -> str:
+        return run_program(*argv, env={"UV_NO_INDEX": "1", "UV_FIND_LINKS": str(tmp_path)}, timeout=120)
+
+    def versions(wanted: WheelSet) -> dict[str, str]:
+        wheels = Upstream(run=run).wheels(wanted)
+        assert [wheel.sha256 for wheel in wheels if wheel.name == "framework"] == [frameworks]
+        return {wheel.name: wheel.version for wheel in wheels}
+
+    brought = {"collectives": "1", "only-for-collectives": "1"}
+    others = {"framework": "2.0", "helper": "2.9"}
+    assert versions(python_set("framework==2.0")) == {**brought, **others, "new-python": "1"}
+    without = python_set("framework==2.0", python="3.11", without=("collectives", "absent"))
+    assert versions(without) == {**others, "old-python": "1"}
+    for requirement, problem in (
+        ("framework==3", "uv finds no framework==3 for amd64: (.|\n)*no version of framework==3"),
+        ("half", r"uv finds no half for amd64: (.|\n)*framework>2"),
+        ("amd64-only", "uv finds no amd64-only for arm64"),
+    ):
+        with pytest.raises(CommandError, match=problem) as caught:
+            versions(python_set(requirement))
+        assert not isinstance(caught.value, Unreachable)
+
+
+@pytest.mark.parametrize(
+    ("printed", "fails", "error", "problem"),
+    [
+        ("packages = 1", False, ResultError, "uv's answer cannot be read"),
+        ('[[packages]]\nname = "x"\nversion = "1"\nwheels = [{url = "u"}]', False, ResultError, "'hashes'"),
+        ("No module named uv", True, CommandError, "is not installed; run `pip install uv`"),
+        ("error: Failed to fetch: `https://r.test/x/`", True, Unreachable, "the package index does not answer"),
+    ],
+)
+def test_answers_of_uv_that_are_of_no_use(printed: str, fails: bool, error: type[Exception], problem: str) -> None:
+    def run(*argv: str, **_: object) -> str:
+        if fails:
+            raise CommandError(f"`{argv[0]}` failed (1): {printed}")
+        return printed
+
+    with pytest.raises(error, match=problem):
+        Upstream(run=run).wheels(python_set("x==1"))
 
 
 # Images in a registry

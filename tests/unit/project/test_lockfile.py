@@ -13,9 +13,12 @@ from imagebuild.project.lockfile import (
     check_pinned,
     lacks,
 )
-from tests.unit.lock.lock_fakes import ENTRIES, lock_of, packages
+from tests.unit.lock.lock_fakes import ENTRIES, lock_of, packages, wheel
 
-LOCK = lock_of(ENTRIES)
+PYTHON = {
+    ("wheels", f"python 3.13 {wanted}"): (wheel("x", "1"), wheel("z", "1")) for wanted in ("x==1 without y", "x[z]==2")
+}
+LOCK = lock_of({**ENTRIES, **PYTHON})
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,9 @@ LOCK = lock_of(ENTRIES)
             WheelSet("cuda", "13.0", ("nvidia-nvcc==13.0.*", "x")),
             "the pinned wheels do not fulfil nvidia-nvcc==13.0.*, x",
         ),
+        (WheelSet("python", "3.13", ("x==1",), "3.13", ("y",)), ""),
+        (WheelSet("python", "3.13", ("x==1",), "3.13"), "not in the lock"),
+        (WheelSet("python", "3.13", ("x[z]==2",), "3.13"), "the pinned wheels do not fulfil x[z]==2"),
     ],
 )
 def test_what_the_lock_lacks(source: Source, answer: str) -> None:
