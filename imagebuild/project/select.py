@@ -43,8 +43,14 @@ def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
         item = left_out[near]
         problem += f"; {item.rule} excludes {near}" if item.rule != OPTIONS else f"; {near} is not possible"
         raise NothingSelected(f"{problem}: {item.reason}; `imagebuild plan` lists what is built")
-    images = ", ".join(sorted({target.image for target in plan.targets}))
-    raise NothingSelected(f"{problem}; " + (f"did you mean {near!r}?" if near else f"known images: {images}"))
+    axis, equals, _ = selectors[0].partition("=") if selectors else ("", "", "")
+    values = sorted({f"{axis}={target.axes[axis]}" for target in plan.targets if equals and axis in target.axes})
+    names = (
+        f"known: {', '.join(values)}"
+        if values
+        else f"known images: {', '.join(sorted({t.image for t in plan.targets}))}"
+    )
+    raise NothingSelected(f"{problem}; " + (f"did you mean {near!r}?" if near else names))
 
 
 def select_one(plan: Plan, *selectors: str) -> Target:
