@@ -7,9 +7,6 @@ from typing import Literal
 from imagebuild.cli import options
 from imagebuild.core.errors import ConfigError
 
-MAX_JOBS = 256
-"""The maximum number of jobs in a matrix, as GitHub allows."""
-
 
 @options.command()
 def impact(

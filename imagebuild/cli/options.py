@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from imagebuild.publish.signatures import Signer
     from imagebuild.render.renderer import Renderer
 
-STDIN = STDOUT = "-"
-"""The file name that stands for the standard input or output."""
+STDOUT = "-"
+"""The file name that stands for the standard output."""
 MATRIX = Path("matrix.yaml")
 PROJECT_VARIABLE = "IMAGEBUILD_PROJECT"
 Callback = Callable[..., object]
