@@ -697,15 +697,25 @@ dpkg-divert --quiet --local --rename --divert /usr/sbin/sshd.distrib --add /usr/
 dpkg -l 'libcudnn9*' | awk '/^.i/ {print $2}' | xargs apt-mark hold
 dpkg -l 'libnccl*' | awk '/^.i/ {print $2}' | xargs apt-mark hold
 cat > /etc/ld.so.conf.d/imagebuild.conf <<'FOLDERS'
+# gdrcopy
 /opt/gdrcopy/lib
+# hpcx
 /opt/hpcx/nccl_spectrum-x_plugin/lib
+# hpcx
 /opt/hpcx/nccl_rdma_sharp_plugin/lib
+# hpcx
 /opt/hpcx/ucc/lib/ucc
+# hpcx
 /opt/hpcx/ucc/lib
+# hpcx
 /opt/hpcx/ucx/lib/ucx
+# hpcx
 /opt/hpcx/ucx/lib
+# hpcx
 /opt/hpcx/sharp/lib
+# hpcx
 /opt/hpcx/hcoll/lib
+# openmpi-hpcx
 /opt/hpcx/ompi/lib
 FOLDERS
 ldconfig
