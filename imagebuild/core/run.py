@@ -28,6 +28,8 @@ PROC = Path("/proc")
 ARCHITECTURES = {name: arch for arch, cpu in CPUS.items() for name in (arch, cpu)}
 """Maps each machine name, such as x86_64 or amd64, to its architecture."""
 INSTALL_COSIGN = "on Debian 13, run `apt-get install cosign`; elsewhere, install cosign 2.5+ from its releases page"
+PATH = "/usr/local/bin:/usr/bin:/bin"
+"""Folders of programs if the environment names none."""
 MODULE = (sys.executable, "-P", "-m")
 """Start of a command line that runs a Python module. Without -P, a module in the current folder, which may be anybody's
 project, would come first."""
@@ -67,8 +69,11 @@ def program_environment(extra: Mapping[str, str | None] | None = None) -> dict[s
     """Return the environment variables for a program: those of imagebuild, changed by `extra`.
     None removes a variable."""
     # imagebuild parses the output of programs, so the output must not be translated. sbin is not in the PATH of every
-    # user. ssh without a terminal would ask for passwords in a window.
-    own = {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin", "LC_ALL": "C.UTF-8", "SSH_ASKPASS_REQUIRE": "never"}
+    # user, and an empty PATH would be the current folder. ssh without a terminal would ask for passwords in a window.
+    path = f"{os.environ.get('PATH') or PATH}:/usr/sbin:/sbin"
+    own = {"PATH": path, "LC_ALL": "C.UTF-8", "SSH_ASKPASS_REQUIRE": "never"}
+    if not os.environ.get("HOME"):  # cosign would use /tmp/.sigstore, which may be another user's
+        own["HOME"] = str(Path("/nonexistent", os.path.expanduser("~")))  # noqa: PTH111 - Path.expanduser may raise
     return {name: value for name, value in {**os.environ, **own, **(extra or {})}.items() if value is not None}
 
 
@@ -189,7 +194,7 @@ class Dialogue:
     The program is killed when the object is deleted."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        alone = {**dict.fromkeys((*os.environ, "PATH", "SSH_ASKPASS_REQUIRE")), **env}
+        alone = {**dict.fromkeys((*os.environ, "HOME", "PATH", "SSH_ASKPASS_REQUIRE")), **env}
         self._process = start_program(argv, alone, source=PIPE, errors=PIPE)
         self._close = weakref.finalize(self, _close_dialogue, self._process)
 

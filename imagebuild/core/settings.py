@@ -57,7 +57,8 @@ class Mirrors(Model):
 
 
 def _expanded(path: str) -> Path:
-    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises without a home folder
+    # Without a home folder, `~` stays, and must not be a folder in the current folder.
+    return Path("/" if path.startswith("~") else "", os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises
 
 
 def _readable_netrc(path: str) -> str:

@@ -10,7 +10,7 @@ from types import FrameType
 import pytest
 
 from imagebuild.core.errors import CommandError
-from imagebuild.core.run import Finished, execute, run_program
+from imagebuild.core.run import Finished, execute, run_program, which
 from tests.unit.conftest import gone
 
 pytestmark = pytest.mark.programs
@@ -29,6 +29,21 @@ def test_what_a_program_prints_and_why_it_failed(in_memory: bool, monkeypatch: p
         run_program(*bash("echo out; echo reason >&2; exit 3"))
     with pytest.raises(CommandError, match="`/no/such` cannot be run: No such file"):
         run_program("/no/such", "program")
+
+
+@pytest.mark.parametrize("path", ["", None])
+def test_without_path_no_program_of_the_current_folder_runs(
+    tmp_path: Path, path: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("true", "planted"):
+        (tmp_path / name).write_text("#!/bin/sh\necho planted\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", path) if path is not None else monkeypatch.delenv("PATH")
+    assert run_program("true") == ""
+    assert which("planted") is None
+    monkeypatch.delenv("HOME")
+    assert run_program(*bash("echo $HOME")).startswith("/")
 
 
 def test_a_program_ends_with_its_children(forever: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from imagebuild.core import settings
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.settings import Mirrors, Settings, ca_bundle, load_settings, pip_conf_text
-from tests.conftest import data
+from tests.conftest import Files, data
 
 ROWS = data("mirrors")
 MIRRORS = Mirrors(**ROWS["mirrors"])
@@ -54,6 +54,8 @@ def test_without_a_file_there_are_defaults(tmp_path: Path, monkeypatch: pytest.M
         load_settings({"IMAGEBUILD_CONFIG": str(tmp_path / "absent.yaml")})
     monkeypatch.delenv("HOME", raising=False)  # nor has the user a home
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    monkeypatch.chdir(tmp_path)
+    Files(tmp_path).write("~/.config/imagebuild/config.yaml", "insecure-registries: [planted]\n")
     assert load_settings({}) == Settings()
     settings.configured_index()
 
