@@ -9,9 +9,9 @@ from datetime import date as Day  # noqa: N812 - the lock has a field `date`
 from fnmatch import fnmatchcase
 from typing import Annotated, cast
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import CPUS, Arch, Commit, Digest, Form, Model, Name, Platform, Sha256
@@ -37,9 +37,20 @@ KINDS: Mapping[str, str] = {
     "archives": "archive", "git": "git", "images": "image", "repositories": "packages", "wheels": "wheels",
 }  # fmt: skip
 """Maps each field of the lock that contains entries to the word that messages use for such an entry."""
+PATH = re.compile(r"/|\.(zip|whl|tgz|tbz|txz|tlz|tar(\.\w+)?)\s*(\[.*)?$", re.IGNORECASE)
+"""Matches a requirement, without its marker, that pip takes for a file or folder below the current folder."""
 Key = tuple[str, str]
 """Key of an entry in the lock: the field, and the name in the field, such as `("git", "https://example.org/x.git
 v1")`."""
+
+
+def read_requirement(text: str) -> Requirement:
+    """Return a requirement. Raises ValueError unless it names a package of the index: pip runs the code of a folder or
+    archive, even to find out its version."""
+    found = Requirement(text)
+    if found.url or PATH.search(text.partition(";")[0]):
+        raise ValueError(f"{text!r} is a file or an address; name a package of the index, such as `name==1.0`")
+    return found
 
 
 class Wheel(Model):
@@ -48,6 +59,11 @@ class Wheel(Model):
     name: str
     version: str
     sha256: dict[Arch, Sha256]
+
+    @model_validator(mode="after")
+    def _is_of_the_index(self) -> Wheel:
+        read_requirement(f"{self.name}=={self.version}")
+        return self
 
 
 class TreeFacts(Model):
@@ -330,6 +346,14 @@ class WheelSet:
     without: tuple[str, ...] = ()
     """Packages that are left out of the set, although other packages need them."""
 
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a requirement that does not name a package of the index."""
+        try:
+            for text in self.requirements:
+                read_requirement(text)
+        except ValueError as error:
+            raise ConfigError(f"component {self.component}: wheels: {error}") from None
+
     @property
     def name(self) -> str:
         """The name in the lock. A set for a version of Python is named by all that its content depends on."""
@@ -384,8 +408,7 @@ def source_title(source: Source) -> str:
 
 
 def lacks(lock: Lock, source: Source) -> str:
-    """Return what the lock lacks for a source, as text for a message. Empty if the source is pinned.
-    Raises ConfigError if a requirement of a wheel cannot be read."""
+    """Return what the lock lacks for a source, as text for a message. Empty if the source is pinned."""
     entry = lock.entry(key_of(source))
     match source, entry:
         case GitRef(commit=str()), _:
@@ -402,10 +425,7 @@ def lacks(lock: Lock, source: Source) -> str:
             return f"no version of {', '.join(absent)}" if absent else ""
         case WheelSet(requirements=requirements, python=python), tuple():
             versions = {canonicalize_name(wheel.name): wheel.version for wheel in entry}
-            try:
-                wanted = {canonicalize_name(r.name): r.specifier for r in map(Requirement, requirements)}
-            except InvalidRequirement as error:
-                raise ConfigError(f"wheels: {error}") from None
+            wanted = {canonicalize_name(r.name): r.specifier for r in map(Requirement, requirements)}
             whole = wanted.keys() <= versions.keys() if python else wanted.keys() == versions.keys()
             if not whole or not all(
                 specifier.contains(versions[name], prereleases=True) for name, specifier in wanted.items()

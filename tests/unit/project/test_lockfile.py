@@ -54,6 +54,22 @@ def test_what_the_lock_lacks(source: Source, answer: str) -> None:
         check_pinned(LOCK, [source])
 
 
-def test_a_wheel_that_nobody_can_ask_for() -> None:
-    with pytest.raises(ConfigError, match="wheels: "):
-        lacks(LOCK, WheelSet("cuda", "13.0", ("nvidia-nvcc=13",)))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nvidia-nvcc=13", "x @ file:///src/x", "x @ git+https://example.org/x", "./x", "-e./x", "-r x", "--help", "x.zip",
+        "x.tar.gz[y]", "x==1+a.zip", "x===1.WHL ; python_version > '3'", "x===1/y", "x\n./y", "https://example.org/x.whl",
+    ],
+)  # fmt: skip
+def test_only_packages_of_the_index_are_wheels(text: str) -> None:
+    """pip would run the code of anything else, to find out its version."""
+    with pytest.raises(ConfigError, match="component cuda: wheels: "):
+        WheelSet("cuda", "13.0", (text,))
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("./x", "1"), ("x", "1+a.zip"), ("x @ file:///x.zip", "1"), ("x\ny", "1")]
+)
+def test_only_packages_of_the_index_are_pinned(name: str, version: str) -> None:
+    with pytest.raises(ValueError, match="Wheel"):
+        wheel(name, version)
