@@ -146,6 +146,8 @@ class BuildRun:
     caches: Mapping[str, Sequence[CacheEntry]] = field(default_factory=dict)
     """Maps the id of each target to the caches of the target's stages. Some of the caches may not exist in the
     registry."""
+    apart: bool = False
+    """True: each platform is built on a node of its own."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `BuildResult` that are known when the build starts: time, commit, repository, CI run and workflow."""
 

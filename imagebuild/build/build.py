@@ -71,6 +71,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
                 buildx.staging_repository(project, target).check_writable()
         sources = buildx.replaced_sources(project, stages, request.sources)
         endpoint = engine.find_engine(os.environ)
+        apart = bool(request.builder) and uses_several_nodes(request, endpoint)
         if not request.builder and endpoint.host.startswith("unix://"):
             wanted = {p for target in request.targets for p in bake.platforms_of(target, request.platforms)}
             for name in sorted(wanted - {native_platform()}):
@@ -87,7 +88,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
             "revision": revision.current_revision(project.root),
             **revision.origin_of_build(project.root, os.environ),
         }
-        run = BuildRun(request, project, dockerfiles, endpoint, caches=caches, about=about)
+        run = BuildRun(request, project, dockerfiles, endpoint, caches=caches, apart=apart, about=about)
         refuse_links(run.written)
         with build_inputs(run, provide, progress) as provided:
             run = replace(run, inputs=replace(provided, images={**provided.images, **sources}))
@@ -99,6 +100,23 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
 
             write_caches(run, results, progress)
         return results
+
+
+def uses_several_nodes(request: BuildRequest, endpoint: engine.Endpoint) -> bool:
+    """Return whether the builder has several nodes and a target several platforms. Raises ConfigError if a node cannot
+    build, or if the image cannot be loaded."""
+    from imagebuild.build.nodes import check_nodes, nodes_of
+
+    name, nodes = request.builder or "", nodes_of(request.builder or "", endpoint)
+    built = [bake.platforms_of(target, request.platforms) for target in request.targets]
+    check_nodes(name, nodes, sorted({platform for platforms in built for platform in platforms}))
+    apart = len(nodes) > 1 and max(map(len, built)) > 1
+    if apart and request.output == "load" and not request.stage:
+        problem = (
+            f"--builder {name}: its {len(nodes)} nodes build an image of several platforms, which cannot be loaded"
+        )
+        raise ConfigError(f"{problem}; use --output DIR or --push, or build one with --platform local")
+    return apart
 
 
 def bars_of(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) -> Mapping[str, buildx.TargetBar]:

@@ -13,7 +13,7 @@ import tempfile
 from collections import deque
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -342,7 +342,7 @@ def run_bake(run: BuildRun, progress: BuildProgress) -> tuple[EventStream, dict[
         run.context.mkdir(parents=True, exist_ok=True)
         for target in run.request.targets:
             write_text(run.request.folder / target.id / "Dockerfile", run.dockerfiles[target.id].text)
-        built = execute_bake(run, bake.bake_file(run), progress)
+        built = _build_apart(run, progress) if run.apart else execute_bake(run, bake.bake_file(run), progress)
         for layout in layouts:
             with suppress(FileNotFoundError):
                 layout.rename(bake.old_layout(layout))
@@ -356,13 +356,40 @@ def run_bake(run: BuildRun, progress: BuildProgress) -> tuple[EventStream, dict[
             shutil.rmtree(bake.new_layout(layout), ignore_errors=True)
 
 
+def _build_apart(run: BuildRun, progress: BuildProgress) -> tuple[EventStream, dict[str, Any]]:
+    """Build one platform after the other, each on its own node, and combine the images of each target.
+
+    buildx exports no image that several nodes built. Return what `run_bake` returns, and raise the same errors."""
+    request, stream = run.request, EventStream()
+    wanted = {target.bake_name: bake.platforms_of(target, request.platforms) for target in request.targets}
+    digests: dict[tuple[str, str], str] = {}
+    for platform in sorted({platform for platforms in wanted.values() for platform in platforms}):
+        targets = tuple(target for target in request.targets if platform in target.platforms)
+        part = replace(run, request=replace(request, targets=targets, platforms=(platform,)))
+        progress.note(f"building for {platform}")
+        _, built = execute_bake(part, bake.bake_file(part), progress, stream=stream)
+        found = {
+            name: about["containerimage.digest"] for name, about in built.items() if "containerimage.digest" in about
+        }
+        digests |= {(name, platform): digest for name, digest in found.items()}
+    metadata = {}
+    for target in request.targets:
+        if layout := run.layout_folder(target):
+            own = [(platform, digests.get((target.bake_name, platform), "")) for platform in wanted[target.bake_name]]
+            digest = Layout(bake.new_layout(layout)).join(own) if len(own) > 1 else own[0][1]
+            metadata[target.bake_name] = {"containerimage.digest": digest}
+    return stream, metadata
+
+
 def execute_bake(
-    run: BuildRun, content: Mapping[str, Any], progress: BuildProgress, name: str = "bake.json"
-) -> tuple[EventStream, dict[str, Any]]:
-    """Build the targets in a bake file. Return what `run_bake` returns, and raise the same errors."""
+    run: BuildRun, content: Mapping[str, Any], progress: BuildProgress, name: str = "bake.json",
+    stream: EventStream | None = None,
+) -> tuple[EventStream, dict[str, Any]]:  # fmt: skip
+    """Build the targets in a bake file. `stream`: the events of an earlier part of the build. Return what `run_bake`
+    returns, and raise the same errors."""
     file, metadata_file = run.request.folder / name, run.request.folder / "metadata.json"
     write_text(file, json.dumps(content, indent=1) + "\n")
-    stream = EventStream()
+    stream = stream or EventStream()
     try:
         status = _run_buildx(run, file, metadata_file, progress, stream)
         if status and any(EXPORT_FAULT.search(text) for text in stream.failure_messages()):

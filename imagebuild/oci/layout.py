@@ -441,6 +441,21 @@ class Layout:
         self.write_list([index.descriptor])
         return self.put_manifest(index)
 
+    def join(self, digests: Iterable[tuple[str, str]]) -> str:
+        """Combine the images in the layout into one, byte for byte as BuildKit does it, and return its digest.
+
+        `digests` are pairs of a platform and the digest of its manifest, in the order of the platforms in the build."""
+        items = []
+        for platform, digest in digests:
+            item = self.manifest(digest).descriptor.to_json()
+            system, cpu, *variant = platform.split("/")
+            names = {"architecture": cpu, "os": system, **({"variant": variant[0]} if variant else {})}
+            items.append({name: item[name] for name in ("mediaType", "digest", "size")} | {"platform": names})
+        document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": items}
+        index = Manifest(json.dumps(document, indent=2).encode(), INDEX)
+        self.write_list([index.descriptor])
+        return self.put_manifest(index)
+
     def add_image(self, tar: Path, config: Mapping[str, Any]) -> Descriptor:
         """Add an image with one layer, and return its descriptor for `write_index`.
         The digest of the layer is added to `config`."""
