@@ -156,12 +156,13 @@ def unpack(archive: Path, folder: Path, needs: Iterable[str] = (), contents: Con
 
 
 def _unpack_member(packed: Archive, member: Member, root: Path, place: Path) -> None:
-    if member.kind == "folder":
-        place.mkdir(parents=True, exist_ok=True)
-        return
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if not place.parent.resolve().is_relative_to(root):
+    folder = place if member.kind == "folder" else place.parent
+    # Several symlinks, each of which stays in the folder, can together lead out of it.
+    if not folder.resolve().is_relative_to(root):
         raise TarError(f"{member.name!r} leads out of the archive")
+    folder.mkdir(parents=True, exist_ok=True)
+    if member.kind == "folder":
+        return
     place.unlink(missing_ok=True)  # the last of several members with the same name counts
     match member.kind:
         case "file":

@@ -283,12 +283,19 @@ def test_versions_that_differ_between_architectures(locked_hpcx: tuple[Project, 
     assert "libibverbs1=1.0" in with_env(asked).dockerfile(target).text
 
 
+OUTSIDE: list[dict[str, object]] = [
+    {"name": f"stack/{name}", "type": tarfile.SYMTYPE, "linkname": target}
+    for name, target in {"x": "q/w/../..", "q": ".", "w": "."}.items()
+]
+"""Symlinks that lead out of the folder together, but not alone."""
 MEMBERS: dict[str, list[dict[str, object]]] = {
     "above": [{"name": "../above"}], "absolute": [{"name": "/../../etc/x"}], "device": [{"type": tarfile.CHRTYPE}],
     "fifo": [{"type": tarfile.FIFOTYPE}], "block device": [{"type": tarfile.BLKTYPE}],
     "link above": [{"type": tarfile.LNKTYPE, "linkname": "../../etc/passwd"}],
     "link to nothing": [{"type": tarfile.LNKTYPE, "linkname": "stack/none"}],
     "link to a link": [{"type": tarfile.SYMTYPE, "linkname": "b"}, {"name": "stack/c", "type": tarfile.LNKTYPE, "linkname": "stack/a"}],
+    "folder behind links": [*OUTSIDE, {"name": "stack/x/made", "type": tarfile.DIRTYPE}],
+    "file behind links": [*OUTSIDE, {"name": "stack/x/made/file"}],
     "unknown type": [{"type": b"V"}], "huge": [{"size": 1 << 40}], "contiguous": [{"type": tarfile.CONTTYPE}],
     "NUL in a name": [{"pax_headers": {"path": "stack/a\0b"}}], "long header": [{"pax_headers": {"comment": "x" * (2 << 20)}}],
     "long name": [{"name": "stack/" + "x" * 300}],
