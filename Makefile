@@ -65,7 +65,7 @@ UV = $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --gene
 
 requirements: $(VENV)/bin/pip ## write the hashes of the Python packages that CI installs
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check uv
-	printf 'editables\nhatchling\n' | $(UV) --extra report --extra sbom --output-file .github/requirements.txt pyproject.toml -
+	printf 'editables\nhatchling\n' | $(UV) --extra python --extra report --extra sbom --output-file .github/requirements.txt pyproject.toml -
 	printf 'editables\nhatchling\n' | $(UV) --extra dev --constraint .github/requirements.txt --output-file .github/requirements-dev.txt pyproject.toml -
 
 clean:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import threading
 import tomllib
 from collections.abc import Mapping
@@ -248,8 +249,10 @@ class Upstream:
             (requirements := Path(name, "requirements.in")).write_text("\n".join(wanted.requirements))
             (without := Path(name, "without.in")).write_text("\n".join(wanted.without))
             try:
+                # Without the interpreter, uv would look for one of this version in the whole machine.
                 text = self._called(
-                    *MODULE, "uv", "pip", "compile", "--quiet", "--no-config", "--format", "pylock.toml",
+                    *MODULE, "uv", "pip", "compile", "--python", sys.executable, "--quiet", "--no-config",
+                    "--format", "pylock.toml",
                     "--only-binary", ":all:", "--python-version", wanted.python,
                     "--python-platform", f"{CPUS[arch]}-{GLIBC[-1]}", *index, "--excludes", str(without),
                     str(requirements), env=environ, timeout=PIP_TIMEOUT_S,
