@@ -424,6 +424,9 @@ def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildP
         **run.engine.environment,
         "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",  # so that the image index contains no attestations
         "BUILDX_BAKE_ENTITLEMENTS_FS": "0",  # do not ask whether buildx may read the user's folders
+        # Otherwise, buildx would run git in the project, whose configuration can name programs.
+        "BUILDX_GIT_INFO": "0",
+        "BUILDX_GIT_LABELS": "0",
     }
 
     def update(line: str) -> None:

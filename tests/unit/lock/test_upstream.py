@@ -68,13 +68,16 @@ def test_tags_become_commits(project_git: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.programs
 def test_pip_is_asked_for_both_architectures(tmp_path: Path) -> None:
+    """And not in the current folder, whose files name programs that pip and uv would run."""
     for arch in ("x86_64", "aarch64"):
         for version in ("1.2.3", "1.2.10", "1.3.0rc1"):
             make_wheel(tmp_path, "some-wheel", version, f"manylinux2014_{arch}")
     make_wheel(tmp_path, "half-wheel", "1", "manylinux2014_x86_64")
 
-    def run(*argv: str, **options: object) -> str:
-        return run_program(*argv, env={"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}, timeout=120)
+    def run(*argv: str, folder: str, **options: object) -> str:
+        assert folder == "/"
+        environ = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+        return run_program(*argv, env=environ, timeout=120, folder=folder)
 
     upstream = Upstream(run=run)
     (found,) = upstream.wheels(WheelSet("c", "1.2", ("some-wheel==1.2.*",)))
@@ -94,7 +97,7 @@ def test_git_and_pip_get_the_certificates_and_the_passwords_of_downloads(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     got: dict[str, str] = {}
 
-    def run(*argv: str, env: dict[str, str], **options: float) -> str:
+    def run(*argv: str, env: dict[str, str], **options: Any) -> str:
         got.update(env)
         return run_program(*argv, env={"PIP_CONFIG_FILE": os.devnull, **env, "PIP_CERT": ""}, **options)
 
@@ -133,7 +136,7 @@ def python_set(*requirements: str, python: str = "3.13", without: tuple[str, ...
 
 
 @pytest.mark.programs
-def test_python_packages_with_what_they_need(tmp_path: Path) -> None:
+def test_python_packages_with_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("uv")
     frameworks = {}
     for arch, cpu in CPUS.items():
@@ -149,8 +152,15 @@ def test_python_packages_with_what_they_need(tmp_path: Path) -> None:
         make_wheel(tmp_path, name, version, "any", *more)
     make_wheel(tmp_path, "amd64-only", "1", "manylinux2014_x86_64")
 
-    def run(*argv: str, **options: Any) -> str:
-        return run_program(*argv, env={"UV_NO_INDEX": "1", "UV_FIND_LINKS": str(tmp_path)}, timeout=120)
+    (planted := tmp_path / ".venv/bin/python").parent.mkdir(parents=True)
+    planted.write_text(f"#!/bin/sh\ntouch {tmp_path}/planted\n")
+    planted.chmod(0o755)
+    (tmp_path / ".venv/pyvenv.cfg").write_text("home = /usr/bin\n")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*argv: str, folder: str, **options: Any) -> str:
+        environ = {"UV_NO_INDEX": "1", "UV_FIND_LINKS": str(tmp_path)}
+        return run_program(*argv, env=environ, timeout=120, folder=folder)
 
     def versions(wanted: WheelSet) -> dict[str, str]:
         wheels = Upstream(run=run).wheels(wanted)
@@ -170,6 +180,7 @@ def test_python_packages_with_what_they_need(tmp_path: Path) -> None:
         with pytest.raises(CommandError, match=problem) as caught:
             versions(python_set(requirement))
         assert not isinstance(caught.value, Unreachable)
+    assert not (tmp_path / "planted").exists()
 
 
 @pytest.mark.parametrize(
