@@ -35,7 +35,7 @@ class _Seen:
         self.places: set[tuple[str, str]] = set()
         """The hosts and devices that printed messages."""
         self.ports: defaultdict[str, dict[str, None]] = defaultdict(dict)
-        self.links: dict[tuple[str, str, str, str], Mapping[str, str]] = {}
+        self.links: dict[tuple[str | None, ...], Mapping[str, str]] = {}
         self.plugin: tuple[str | None, str | None] = None, None
         self.variables: dict[str, str] = {}
         self.rates: dict[str, int] = {}
@@ -57,7 +57,7 @@ class _Seen:
         if "rank" in facts and message.host:
             self.hosts[int(facts["rank"])] = message.host
         if "from" in facts:
-            self.links[facts["from"], facts["to"], facts["channel"], facts.get("way", "")] = facts
+            self.links[facts["from"], facts["to"], facts.get("channel"), facts.get("way")] = facts
         if "name" in facts:
             self.variables[facts["name"]] = facts["value"]
             self.quotes.setdefault(facts["name"], quote)
@@ -147,7 +147,7 @@ class _Seen:
     def _network(self) -> tuple[str | None, bool]:
         """Return the name of the network that carried the data between nodes, and whether it is RDMA."""
         printed = next((name for key in ("net", "network") if (name := self.first(key))), None)
-        listers = [name for name in self.seen("lister") if name]
+        listers = sorted(filter(None, self.seen("lister")), key=lambda name: bool(re.search(_DATA["reason"], name)))
         printed = printed or next((name for name in listers if name != "Socket"), next(iter(listers), None))
         if link := self.first("link"):
             return "InfiniBand" if link == "IB" else "RoCE", True
@@ -156,7 +156,7 @@ class _Seen:
             is_rdma = re.search(rf"\b(?:{_DATA['ucx']['rdma']})", lanes) is not None
             return ("InfiniBand" if is_rdma else "TCP sockets"), is_rdma
         provider = self.first("provider")
-        if provider and (not printed or "ibfabric" in printed):
+        if provider and (not printed or re.search(f"ibfabric|{_DATA['reason']}", printed)):
             known = _DATA["providers"].get(provider)
             return known or f"libfabric {provider}", known is not None
         for row in _DATA["networks"]:
