@@ -202,8 +202,9 @@ def components_to_check(
 ) -> Mapping[str, str | None]:
     """Return the components whose checks run, each with its version in the image.
 
-    If the image's labels name no components, return all components of the project, without versions. The request must
-    then choose checks. Raises ConfigError if it chooses no checks, or if the project lacks a component of the image."""
+    If the image's labels name no components, return none, or, if the request chooses checks, all components of the
+    project, without versions. Raises ConfigError if the labels are not known and the request chooses no checks, or if
+    the project lacks a component of the image."""
     if unknown := ", ".join(name for name in image.components if name not in project.components):
         raise ConfigError(
             f"{unknown}: the image has this component, but the project does not; "
@@ -213,13 +214,15 @@ def components_to_check(
         return image.components
     if not request.checks:
         subject.refuse_misspelled(plan, image.name)
-        problem, remedy = "the image has no labels imagebuild.component.*, so its components are unknown", ""
-        if not image.found:
-            problem = "a tag may have moved since the container was started, so its labels are not read"
-            remedy = "name a target or a digest (NAME@sha256:…), or "
+        if image.found:
+            console.err.print(
+                f"{image.name} has no labels imagebuild.component.*, so only the rules of its files are checked"
+            )
+            return {}
         raise ConfigError(
-            f"{image.name}: {problem}; "
-            f"{remedy}choose checks with --only 'COMPONENT/CHECK' (`imagebuild verify --list` lists them)"
+            f"{image.name}: a tag may have moved since the container was started, so its labels are not read; "
+            "name a target or a digest (NAME@sha256:…), "
+            "or choose checks with --only 'COMPONENT/CHECK' (`imagebuild verify --list` lists them)"
         )
     return dict.fromkeys(project.components)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from base64 import urlsafe_b64decode
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from posixpath import normpath
 
@@ -32,8 +32,10 @@ class Wheel:
 
 
 def installed_wheels(inspection: Inspection) -> list[Wheel]:
-    """Return the wheels whose RECORD is in the image. Those that conda made are left out, as it changes their files."""
-    wheels = []
+    """Return the wheels whose RECORD is in the image.
+
+    Those that conda made are left out, as it changes their files, and those inside another wheel, which may do so."""
+    wheels: dict[str, Wheel] = {}
     for entry in inspection.tree:
         if (match := RECORD.match(entry.path)) and entry.text:
             installer = inspection.tree.find(entry.path.replace("/RECORD", "/INSTALLER"))
@@ -46,8 +48,16 @@ def installed_wheels(inspection: Inspection) -> list[Wheel]:
                 # pip writes scripts, which are in other folders, and compiles modules.
                 if code.startswith("sha256=") and real.startswith(f"{match['site']}/") and not path.endswith(".pyc"):
                     files[real] = record_hash(code)
-            wheels.append(Wheel(match["name"].replace("_", "-"), match["version"], files))
-    return wheels
+            wheels[entry.path] = Wheel(match["name"].replace("_", "-"), match["version"], files)
+    inner = {path for wheel in wheels.values() for path in wheel.files}
+    return [wheel for path, wheel in wheels.items() if path not in inner]
+
+
+def is_public_test(entry: FileEntry, installed: Iterable[Wheel]) -> bool:
+    """Return whether a file is a part of the tests that a wheel brought."""
+    return "/test" in f"/{entry.path}" and any(
+        wheel.files.get(entry.path) == entry.content_sha256 for wheel in installed
+    )
 
 
 def record_hash(code: str) -> str:

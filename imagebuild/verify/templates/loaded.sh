@@ -56,6 +56,8 @@ if [ "$mode" = run ]; then
   kill $watcher 2> /dev/null
   wait $watcher 2> /dev/null
   exec 3>&1 > "$scratch/result"
+  # The first process may have ended before the watcher saw it.
+  [ -s "$scratch/cmdline.$child" ] || printf '%s\0' "$@" > "$scratch/cmdline.$child"
   set --
   for file in "$scratch"/debug.*; do
     [ -e "$file" ] || continue
@@ -177,7 +179,7 @@ if [ $# -gt 0 ]; then
 fi
 echo . | say end
 if [ "$mode" = run ]; then
-  # The hosts print one after the other, because a launcher cuts lines that come at the same time.
+  # The hosts print one after the other and line by line, because a launcher cuts lines that come at the same time.
   sleep "${SLURM_NODEID:-$((${OMPI_COMM_WORLD_RANK:-0} / ${OMPI_COMM_WORLD_LOCAL_SIZE:-1}))}"
-  cat "$scratch/result" >&3
+  sed -u '' "$scratch/result" >&3
 fi

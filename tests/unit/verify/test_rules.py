@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
+import hashlib
 import io
 import json
 import re
@@ -131,6 +133,7 @@ FILE_FAULTS: dict[str, tuple[str, dict[str, Node | bytes], str]] = {
     "pem": ("no-keys", {"opt/some/file": b"# comment\n" * 9 + KEY}, "/opt/some/file: contains a private key, in layer 2"),
     "pem-in-json": ("no-keys", {"opt/x.json": b'{"k": "-----BEGIN ' + b'PRIVATE KEY-----\\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC"}'},
                     "/opt/x.json: contains a private key"),
+    "pem-in-tests": ("no-keys", {"v/t/test/x.key": KEY}, "/v/t/test/x.key: contains a private key"),
     "pem-in-binary": ("no-keys", {"opt/x.bin": b"\0" + KEY}, "/opt/x.bin: contains a private key"),
     "token": ("no-tokens", {"usr/src/notes": f"x={TOKEN}\n".encode()}, "contain a secret: GitHub token"),
     "far-token": ("no-tokens", {"big": b"line\n" * 300_000 + f" {AWS} ".encode() + b"line\n" * 9}, "AWS access key"),
@@ -244,6 +247,14 @@ def test_a_fault_of_the_merged_tree_is_gone_when_it_is_hidden(case: Case) -> Non
     case.layers.append({"opt/x": Node(elf(machine=183, needed=["a"]), 0o4777)})
     case.layers.append({"opt/.wh.x": b""})
     assert not failed(case.results())
+
+
+@pytest.mark.parametrize(("path", "is_public"), [("t/test/x.key", True), ("t/x.key", False)])
+def test_a_key_in_the_tests_of_a_wheel_is_public(case: Case, path: str, is_public: bool) -> None:
+    code = base64.urlsafe_b64encode(hashlib.sha256(KEY).digest()).decode().rstrip("=")
+    row = f"{path},sha256={code},{len(KEY)}\n"
+    case.layers.append({f"v/{path}": KEY, "v/t-1.dist-info/RECORD": row.encode()})
+    assert ("no-keys" not in failed(case.results())) == is_public
 
 
 def test_what_hooks_of_gpus_need(case: Case) -> None:
