@@ -77,7 +77,9 @@ def first_builder(tiny: Files, downloads: Server, tmp_path: Path, monkeypatch: p
     printed = {"vertex": "a", "data": base64.b64encode(OUTPUT.encode()).decode()}
     events = ({"vertexes": [step]}, {"logs": [printed]}, {"vertexes": [ended]})
     tiny.write("bin/events", "".join(f"{json.dumps(event)}\n" for event in events))
-    tiny.write("bin/docker", f'#!/bin/sh\n[ "$2" != bake ] || cat {tmp_path}/bin/events\nexit 1\n')
+    node = r"\nNodes:\nName: mine0\nStatus: running\nPlatforms: linux/amd64, linux/arm64\n"
+    answers = f"bake) cat {tmp_path}/bin/events; exit 1 ;; inspect) printf '{node}' ;; *) exit 1 ;;"
+    tiny.write("bin/docker", f"#!/bin/sh\ncase $2 in {answers} esac\n")
     (tmp_path / "bin/docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.setenv("ACME_TOKEN", "Zmlyc3RidWlsZGVyc3NlY3JldA")
