@@ -15,6 +15,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from imagebuild.build.nodes import Node, read_nodes
 from imagebuild.core.advisory import driver_version, known_bad, shortened
 from imagebuild.core.errors import ImagebuildError
 from imagebuild.core.fields import CPUS
@@ -87,10 +88,11 @@ def _examine_engine(environ: Mapping[str, str], run: RunProgram) -> Iterator[Doc
         f"containerd ({driver})" if containerd else f"{driver}: stores only one platform of an image",
         'set "features": {"containerd-snapshotter": true} in /etc/docker/daemon.json and restart the engine',
     )
-    line = re.search(r"^Platforms:\s*(.+)$", builder, re.MULTILINE)
-    known = {word.strip().rstrip("*") for word in line[1].split(",")} if line else set()
+    node = next(read_nodes(builder), Node(""))
     own = ARCHITECTURES.get(info.get("Architecture", ""))
-    shown = [f"linux/{arch}{'' if arch == own else ' (emulated)'}" for arch in CPUS if f"linux/{arch}" in known]
+    shown = [
+        f"linux/{arch}{'' if arch == own else ' (emulated)'}" for arch in CPUS if f"linux/{arch}" in node.platforms
+    ]
     if shown:
         all_there = len(shown) == len(CPUS) or None
         yield _found("platforms", all_there, ", ".join(shown), f"for the other platform, {APT_FIX} qemu-user-static")
@@ -101,15 +103,14 @@ def _examine_engine(environ: Mapping[str, str], run: RunProgram) -> Iterator[Doc
     devices = [path for folder in info.get("CDISpecDirs") or () for path in Path(folder).glob("*nvidia*")]
     has_gpus = bool(devices) or "nvidia" in (info.get("Runtimes") or {})
     detail = "NVIDIA devices through CDI or nvidia runtime" if has_gpus else "none; GPU checks will be skipped"
-    yield from _examine_versions(builder, run)
+    yield from _examine_versions(node.buildkit.removeprefix("v"), run)
     yield _found("GPU runtime", has_gpus or None, detail, "on a machine with GPUs: install nvidia-container-toolkit")
 
 
-def _examine_versions(builder: str, run: RunProgram) -> Iterator[DoctorFinding]:
-    """Yield a finding for each program and driver whose version has known faults. `builder`: description by buildx."""
-    buildkit = re.search(r"BuildKit version: *v?(\S+)", builder)
+def _examine_versions(buildkit: str, run: RunProgram) -> Iterator[DoctorFinding]:
+    """Yield a finding for each program and driver whose version has known faults. `buildkit`: version of BuildKit."""
     # A build of a distribution may not know its version.
-    versions = {"buildkit": buildkit[1] if buildkit and not buildkit[1].startswith("0.0.0") else ""}
+    versions = {"buildkit": "" if buildkit.startswith("0.0.0") else buildkit}
     with suppress(OSError):
         versions["driver"] = driver_version(DRIVER.read_text(encoding="utf-8"))
     for name, command in PROGRAMS.items():

@@ -131,10 +131,12 @@ def no_keys(inspection: Inspection) -> Iterator[Finding]:
     """No layer contains a private key outside of programs, libraries and the tests of wheels, not even one that a later
     layer removes."""
     yield from _forbidden(inspection, "no-keys")
-    installed = installed_wheels(inspection)
-    for entry in inspection.contents:
-        if (keys := [kind for kind in entry.secrets if "private key" in kind]) and not is_public_test(entry, installed):
-            yield _in_layer(entry, f"contains a {keys[0]}")
+    kinds = ((entry, [kind for kind in entry.secrets if "private key" in kind]) for entry in inspection.contents)
+    keys = [(entry, found[0]) for entry, found in kinds if found]
+    installed = installed_wheels(inspection) if keys else []
+    for entry, kind in keys:
+        if not is_public_test(entry, installed):
+            yield _in_layer(entry, f"contains a {kind}")
 
 
 def no_tokens(inspection: Inspection) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from tests.unit.conftest import BUILDX, Runner
 CASES = data("cases/build/doctor")
 
 HOST = "tcp://192.0.2.1:1"
-INSPECTED = "Name: default\nNodes:\nPlatforms:        linux/amd64, linux/amd64/v2, linux/arm64\n"
+INSPECTED = "Name: default\n\nNodes:\nName: default\nPlatforms:        linux/amd64, linux/amd64/v2, linux/arm64\n"
 INFO = CASES["info"]
 
 
