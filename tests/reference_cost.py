@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagebuild.build.impact import compare_states
-from imagebuild.build.state import ProjectState, read_state
+from imagebuild.build.impact import ProjectState, compare_states, read_state
 from imagebuild.core.console import markdown_table
 from imagebuild.project.project import parse_changes
 from tests.conftest import ROOT

@@ -3,22 +3,24 @@ Does no I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.fields import Platform
+from imagebuild.core.fields import Platform, YamlFile
 from imagebuild.oci.layout import EPOCH
 from imagebuild.project.plan import Target
 
 if TYPE_CHECKING:
     from imagebuild.oci.engine import Endpoint
     from imagebuild.oci.image import PlatformImage
+    from imagebuild.project.component import Component
     from imagebuild.project.project import Project
-    from imagebuild.render.stages import Dockerfile
+    from imagebuild.render.stages import Dockerfile, Stage
 
 FETCHED = "fetched-"
 """Prefix of the names of bake targets whose files were fetched by imagebuild, not by BuildKit."""
@@ -116,6 +118,17 @@ class CacheEntry:
     def tag(self) -> str:
         """The tag of the cache in the repository, such as `ucx-amd64-0123456789abcdef`."""
         return f"{self.stage}-{self.platform.removeprefix('linux/')}-{self.key}"
+
+
+def cache_entries(
+    builds: Iterable[tuple[Target, Platform, Mapping[str, Stage]]], components: Mapping[str, YamlFile[Component]]
+) -> Mapping[str, Sequence[CacheEntry]]:
+    """Map each target id to the caches of the stages that compile software for it, on all platforms together."""
+    entries: dict[str, list[CacheEntry]] = defaultdict(list)
+    for target, platform, stages in builds:
+        compiling = (name for name in stages if name in components and components[name].model.compiles)
+        entries[target.id] += [CacheEntry(name, platform, stages[name].key) for name in compiling]
+    return entries
 
 
 @dataclass(frozen=True)

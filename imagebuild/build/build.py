@@ -78,11 +78,10 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
                 private.ensure_emulation(name.removeprefix("linux/"))
         caches: Mapping[str, Sequence[CacheEntry]] = {}
         if request.cache:
-            from imagebuild.build.caches import cache_entries
-            from imagebuild.build.state import ProjectState
+            from imagebuild.build.impact import ProjectState
 
             state = ProjectState(renderer, request.targets, request.platforms, request.base)
-            caches = cache_entries(state.builds(), project.components)
+            caches = bake.cache_entries(state.builds(), project.components)
         about = {
             "started": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
             "revision": revision.current_revision(project.root),
@@ -96,9 +95,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
             built = buildx.run_bake(run, progress)
             results = buildx.export_images(run, *built, time.monotonic() - began, progress)
         if request.cache_write:
-            from imagebuild.build.caches import write_caches
-
-            write_caches(run, results, progress)
+            buildx.write_caches(run, results, progress)
         return results
 
 

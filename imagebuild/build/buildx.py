@@ -591,3 +591,34 @@ def result_file(run: BuildRun, target: Target, result: BuildResult) -> Path:
         return local
     local.unlink(missing_ok=True)
     return pushed
+
+
+def write_caches(run: BuildRun, built: Sequence[BuildResult], progress: BuildProgress) -> None:
+    """Write caches of stages to the registry. The content comes from the builder's own cache.
+    A cache is written if this build compiled the stage, or if the registry lacks the cache."""
+    location = parse_reference(run.request.cache or "")
+    place = connect_registry(location.host).at(location.repository)
+    executed = {(result.target, step.stage) for result in built for step in result.steps if not step.cached}
+    owners = {entry: target for target in run.request.targets for entry in run.caches[target.id]}
+    content = bake.bake_file(run)
+    chosen: dict[str, Any] = {
+        entry.tag: {
+            **content["target"][target.bake_name],
+            "target": entry.stage,
+            "platforms": [entry.platform],
+            "tags": [],
+            "output": ["type=cacheonly"],
+            # Write the cache as an image manifest: some registries refuse the index that BuildKit writes by default.
+            "cache-to": [
+                f"type=registry,ref={location.name}:{entry.tag},mode=min,image-manifest=true,oci-mediatypes=true"
+            ],
+        }
+        for entry, target in owners.items()
+        if (target.id, entry.stage) in executed or place.digest(entry.tag) is None
+    }
+    if chosen:
+        progress.note(f"writing {len(chosen)} of {len(owners)} caches to {location.name}")
+        # Keep the other bake targets in the bake file, as the new ones refer to the bake targets of downloads.
+        content["target"] |= chosen
+        content["group"]["default"]["targets"] = sorted(chosen)
+        execute_bake(run, content, progress, "bake-caches.json")

@@ -1,19 +1,69 @@
-"""The impact of a change of the project: the stages in which BuildKit will run steps again."""
+"""The changes between two states of a project, such as its files at a git revision.
+
+They are the stages in which BuildKit will run steps again, and the targets that differ, as the job matrix of a GitHub
+Actions workflow."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count
+from math import ceil
 from pathlib import Path
+from typing import Any
 
 from imagebuild.build import bake
 from imagebuild.build.buildx import component_of
-from imagebuild.build.state import NOTHING, ProjectState, read_state
 from imagebuild.core import console
-from imagebuild.core.console import out
-from imagebuild.core.fields import Model
+from imagebuild.core.console import err, out
+from imagebuild.core.errors import ConfigError
+from imagebuild.core.fields import Model, Platform
+from imagebuild.project import load
+from imagebuild.project.lockfile import digest_of
+from imagebuild.project.plan import Target, make_plan
 from imagebuild.project.project import Changes
 from imagebuild.project.revision import files_at_revision
+from imagebuild.project.select import select_targets
+from imagebuild.render.renderer import Renderer
+from imagebuild.render.stages import Stage, needed_stages, stages_of
+
+NOTHING = "nothing"
+"""The name of the state before the first build: an empty cache."""
+
+
+@dataclass(frozen=True)
+class ProjectState:
+    """One state of a project, with the targets to build."""
+
+    renderer: Renderer
+    targets: Sequence[Target]
+    platforms: Sequence[str] = ()
+    """The platforms to build for. Empty: all platforms of each target."""
+    base: str = "bootstrap"
+    """The value of `--base`."""
+
+    def builds(self) -> Iterator[tuple[Target, Platform, dict[str, Stage]]]:
+        """Yield each target for each of its platforms, with the stages that BuildKit runs, the final stage last."""
+        project = self.renderer.project
+        bases = project.matrix.model.bases.values() if self.base == "bootstrap" else ()
+        # A bootstrapped base depends only on the release, not on the official image that it replaces.
+        replaced = {digest_of(project.lock, b.image): f"bootstrapped {b.release}" for b in bases if b.release}
+        for target in self.targets:
+            text = self.renderer.dockerfile(target).text
+            for platform in bake.platforms_of(target, self.platforms):
+                yield target, platform, needed_stages(stages_of(text, platform, replaced))
+
+
+def read_state(
+    folder: Path, changes: Changes, select: Sequence[str], platforms: Sequence[str] = (), base: str = "bootstrap"
+) -> ProjectState:
+    """Read a project, select targets, and return the state.
+    Raises ConfigError that lists every mistake in the project, and NothingSelected if no target is selected."""
+    project = load.load_project(folder).changed(changes)
+    targets = select_targets(make_plan(project, select if changes.options_of_plan else None), select)
+    return ProjectState(Renderer(project), targets, platforms, base)
 
 
 class StageImpact(Model):
@@ -110,3 +160,72 @@ def print_impact(impact: Impact, *, markdown: bool = False) -> None:
     shared = "a step that targets or platforms share counts once"
     summary = f"{impact.run} of {impact.run_of} RUN steps are executed; {shared}"
     out.print(f"{change}: {summary}")
+
+
+def job_matrix(builds: Sequence[tuple[str, Platform]], max_jobs: int) -> dict[str, list[dict[str, Any]]]:
+    """Return the `matrix` of a GitHub workflow with at most `max_jobs` jobs. Each job builds for one platform.
+
+    If a job builds several targets, these targets are neighbours in `builds`. The matrix names no runner, because a
+    pull request could change it. Raises ConfigError if there are more platforms than jobs."""
+    parts: dict[Platform, list[str]] = {}
+    for target, platform in builds:
+        parts.setdefault(platform, []).append(target)
+    if len(parts) > max_jobs:
+        raise ConfigError(f"--max-jobs {max_jobs}: each platform needs a job; use at least {len(parts)}")
+    size = next(size for size in count(1) if sum(ceil(len(part) / size) for part in parts.values()) <= max_jobs)
+    jobs: list[dict[str, Any]] = []
+    for platform, targets in parts.items():
+        arch = platform.removeprefix("linux/")
+        for start in range(0, len(targets), size):
+            first, *more = group = targets[start : start + size]
+            jobs.append(
+                {
+                    "name": f"{first} and {len(more)} more {arch}" if more else f"{first} {arch}",
+                    "id": f"group{len(jobs) + 1:03}-{arch}" if more else f"{first}-{arch}",
+                    "targets": " ".join(group),
+                    "platform": platform,
+                }
+            )
+    return {"include": jobs}
+
+
+def print_matrix(state: ProjectState, targets: Sequence[Target], max_jobs: int) -> None:
+    """Print the job matrix of `targets`, which belong to `state`, as one line of JSON.
+    Raises ConfigError if no target of `state` is for one of the state's platforms."""
+    if not any(bake.platforms_of(target, state.platforms) for target in state.targets):
+        wanted = " ".join(state.platforms)
+        raise ConfigError(f"--platform {wanted}: no selected target is for this platform; remove the option")
+    # Publishing a target needs all its platforms, even if only one of them changed.
+    builds = [(t.id, platform) for t in targets for platform in bake.platforms_of(t, state.platforms)]
+    matrix = job_matrix(builds, max_jobs)
+    if len(matrix["include"]) < len(builds):
+        err.print(f"{len(builds)} builds in {len(matrix['include'])} jobs")
+    out.print(json.dumps(matrix))
+
+
+def changed_since(reference: str, folder: Path, after: ProjectState) -> list[Target]:
+    """Return the targets that differ from an earlier state, which is a revision, a folder or `nothing`.
+
+    A target differs if an input of its image changed, or if the target has a new platform or tag. This version of
+    imagebuild renders both states. If imagebuild cannot read the earlier state, all targets differ. Raises ConfigError
+    for a reference that is neither a revision nor a folder."""
+    if reference == NOTHING:
+        return list(after.targets)
+    with files_at_revision(reference, folder) as there:
+        try:
+            before = read_state(there, Changes(), ())
+            known = {target.id: (target, before.renderer.key(target)) for target in before.targets}
+        except ConfigError as error:
+            # This version may refuse a file that an older version accepted. CI must not fail because of such a file.
+            err.print(f"{reference} cannot be read, so everything counts as changed: {error}")
+            return list(after.targets)
+
+    def differs(target: Target) -> bool:
+        if target.id not in known:
+            return True
+        old, key = known[target.id]
+        more_platforms = {*bake.platforms_of(target, after.platforms)} - {*old.platforms}
+        more_tags = {*target.tags, *target.aliases} - {*old.tags, *old.aliases}
+        return bool(more_platforms or more_tags) or key != after.renderer.key(target)
+
+    return [target for target in after.targets if differs(target)]

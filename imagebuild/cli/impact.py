@@ -30,8 +30,7 @@ def ci_matrix(
     select: tuple[str, ...], since: str | None, unpublished: bool, registry: str | None, max_jobs: int,
     platforms: tuple[str, ...], rendered: Path | None,
 ) -> None:  # fmt: skip
-    from imagebuild.build.ci_matrix import changed_since, print_matrix
-    from imagebuild.build.state import read_state
+    from imagebuild.build.impact import changed_since, print_matrix, read_state
     from imagebuild.core.console import UNSIGNED, err, styled
 
     trust = signers.trusted()

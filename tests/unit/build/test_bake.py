@@ -1,4 +1,4 @@
-"""The bake file of this project, and the effect of each option on it."""
+"""The bake file of this project, the effect of each option on it, and the names of the caches of compiled stages."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from imagebuild.build.bake import (
     BuildRun,
     CacheEntry,
     bake_file,
+    cache_entries,
     check_platforms,
     layer_attributes,
 )
+from imagebuild.build.impact import ProjectState
 from imagebuild.core.errors import ConfigError
 from imagebuild.oci.engine import Endpoint
 from imagebuild.oci.layout import EPOCH
 from imagebuild.project.plan import Plan, Target
 from imagebuild.project.project import Project
+from imagebuild.project.select import select_targets
+from imagebuild.render.renderer import Renderer
 from tests.conftest import data
 
 CASES = data("cases/build/bake")
@@ -88,3 +92,24 @@ def test_contexts_and_caches_of_one_target(run: BuildRun) -> None:
 def test_a_platform_that_the_target_is_not_for(full_plan: Plan) -> None:
     with pytest.raises(ConfigError, match="choose from linux/amd64, linux/arm64"):
         check_platforms(full_plan.targets, ["linux/riscv64"])
+
+
+def tags(renderer: Renderer, full_plan: Plan, select: str, base: str = "bootstrap") -> set[str]:
+    state = ProjectState(renderer, select_targets(full_plan, [select]), base=base)
+    found = cache_entries(state.builds(), renderer.project.components)
+    return {entry.tag for of_target in found.values() for entry in of_target}
+
+
+def test_what_is_compiled_has_a_tag_for_each_platform(renderer: Renderer, full_plan: Plan) -> None:
+    runtime = "open-cuda13.5-debian13-runtime"
+    found = tags(renderer, full_plan, runtime)
+    compiled = {
+        "gdrcopy", "perftest", "nvbandwidth", "ucx", "ucc", "openmpi-git", "nccl-tests", "pmix-git", "rdma-core-git",
+    }  # fmt: skip
+    assert {tag.rpartition("-")[0] for tag in found} == {
+        f"{stage}-{a}" for stage in compiled for a in ("amd64", "arm64")
+    }
+    assert len(found) == 2 * len(compiled)
+    assert found == tags(renderer, full_plan, "open-cuda13.5-*")
+    assert not found & tags(renderer, full_plan, runtime, base="registry")
+    assert not tags(renderer, full_plan, "quickstart")  # of packages

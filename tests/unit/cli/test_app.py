@@ -75,7 +75,7 @@ def test_the_help_imports_no_command() -> None:
     [
         ("render", "imagebuild.render.templates", {"jinja2", "rich", "docker", "requests", "debian", "imagebuild.core.console", "imagebuild.core.settings"}),
         # Both end where they look for an engine.
-        ("build --base registry", "imagebuild.build.buildx", {"jinja2", *(f"imagebuild.{n}" for n in ("build.base", "build.bundle", "build.caches", "build.ci_matrix", "build.impact", "build.inputs", "build.state", "publish", "verify"))}),
+        ("build --base registry", "imagebuild.build.buildx", {"jinja2", *(f"imagebuild.{n}" for n in ("build.base", "build.bundle", "build.impact", "build.inputs", "publish", "verify"))}),
         ("verify", "imagebuild.verify.rules", {"jinja2", *(f"imagebuild.{n}" for n in ("build", "publish", "jobs", "report"))}),
     ],
 )  # fmt: skip
