@@ -239,6 +239,8 @@ class Client:
         temporary error and CommandError for a permanent one."""
         for _ in range(MOST_REDIRECTS + 1):
             self.check_stopped(what)
+            if "\\" in (named := urlsplit(url).netloc):  # A\@B: to A, with the login of B
+                raise CommandError(f"{what}: the host in {named!r} is unclear; remove the backslash")
             try:
                 answer = self.session.request(
                     method, url, timeout=(CONNECT_TIMEOUT_S, timeout_s), stream=True, allow_redirects=False, **options

@@ -154,6 +154,19 @@ def test_a_login_goes_to_its_host_and_no_further(serve: Serve, status: int) -> N
     assert near.asked == ["Bearer secret"] * 2
 
 
+@pytest.mark.parametrize("leads", [False, True])
+def test_an_address_of_two_hosts_gets_the_login_of_neither(serve: Serve, tmp_path: Path, *, leads: bool) -> None:
+    """For the HTTP library, `A\\@B` is the host A with a path; for others, the host B with a user."""
+    (tmp_path / "netrc").write_text("machine localhost login me password secret\n")
+    theirs = serve(GOOD)
+    url = theirs.address.rpartition("/")[0] + "\\@localhost/x"
+    if leads:
+        url = serve(Answer(302, headers={"Location": url})).address.replace("127.0.0.1", "localhost")
+    with pytest.raises(CommandError, match=r"the host in '127\.0\.0\.1:\d+\\\\@localhost' is unclear"):
+        Downloads(netrc_file=tmp_path / "netrc").read(url)
+    assert theirs.asked == []
+
+
 def test_a_host_that_does_not_exist_is_asked_once() -> None:
     began = time.monotonic()
     with pytest.raises(Unreachable, match="gave up at once"):
