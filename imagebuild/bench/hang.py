@@ -16,15 +16,16 @@ PREFIX = "(imagebuild-ras) "
 SHOWN = 4
 """Maximum number of ranks that are named for one state of a communicator."""
 _RANK = re.compile(
-    r"Rank (?P<rank>\d+)(?: has (?:launched up to operation (?P<count>\d+)|not launched any operations))?"
-    r" -- (?:GPU (?P<gpu>[\d,]+)[^-]* managed by process (?P<pid>\d+) on node (?P<host>\S+)|\[)"
+    r"Rank (?P<rank>\d{1,9})(?: has (?:launched up to operation (?P<count>\d{1,18})|not launched any operations))?"
+    r" -- (?:GPU (?P<gpu>[\d,]{1,99})[^-]{,200} managed by process (?P<pid>\d{1,9}) on node (?P<host>\S+)|\[)"
 )
 _STOPPED = re.compile(r" rank=(\d*) process=(\d+) host=(\S+)")
-_SOUND = re.compile(r"^ *\d+(?: +\d+){5} +[A-Z]+ +OK$", re.MULTILINE)
-"""Matches the row of a group of communicators without errors, in the table of an answer in text."""
+_GROUP = re.compile(r"^ *\d{1,9}(?: +\d{1,9}){5} +([A-Z_]+ +[A-Z_]+)$", re.MULTILINE)
+"""Matches the row of a group of communicators in the table of an answer in text. It ends with OK if there is no
+error."""
 _NO_COMMA = re.compile(r"(?<=[\]}\"\w])(?=\s*\n\s*[\"{])")
 """Matches the end of a value that no comma parts from the next. NCCL 2.28 omits one in each missing rank."""
-_MOST = re.compile(r"(\d+) ranks have (?:launched up to operation (\d+)|not launched any operations)")
+_MOST = re.compile(r"(\d{1,9}) ranks have (?:launched up to operation (\d{1,18})|not launched any operations)")
 
 
 @dataclass
@@ -83,7 +84,9 @@ def read_answer(text: str) -> list[Communicator] | None:
             return [_from_json(each) for each in content["communicators"]] or None
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None
-    return _from_text(text) or ([] if _SOUND.search(text) else None)
+    groups = _GROUP.findall(text)
+    sound = groups and all(group.endswith(" OK") for group in groups)
+    return _from_text(text) or ([] if sound else None)
 
 
 def _from_json(content: Mapping[str, Any]) -> Communicator:
@@ -100,8 +103,10 @@ def _from_json(content: Mapping[str, Any]) -> Communicator:
             for row in rows
         ]
 
-    found = Communicator(content["hash"], int(content["size"]), ranks("ranks"), ranks("missing_ranks"))
-    found.silent = max(0, found.size - len(found.ranks) - len(found.missing))
+    found = Communicator(str(content["hash"]), int(content["size"]), ranks("ranks"), ranks("missing_ranks"))
+    if found.size < 1:
+        raise ValueError("the communicator has no rank")
+    found.silent = max(0, found.size - len({rank.rank for rank in (*found.ranks, *found.missing)}))
     for kind in {kind for rank in found.ranks for kind in rank.counts}:
         frequent = Counter(rank.counts.get(kind, 0) for rank in found.ranks)
         found.most[kind] = max(frequent, key=lambda count: (frequent[count], count))

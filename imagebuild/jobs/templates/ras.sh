@@ -8,7 +8,7 @@ ask_ras() {
     if [ -n "$answer" ]; then break; fi
     # shellcheck disable=SC2016
     answer=$(timeout "$seconds" bash -c '
-      exec 3<> "/dev/tcp/${1%:*}/${1##*:}" && printf "CLIENT PROTOCOL 2\nTIMEOUT 5\nSET FORMAT json\nSTATUS\n" >&3 && cat <&3
+      exec 3<> "/dev/tcp/${1%:*}/${1##*:}" && printf "CLIENT PROTOCOL 2\nTIMEOUT 5\nSET FORMAT json\nSTATUS\n" >&3 && head -c 64M <&3
     ' ras "$address" 2> /dev/null)
   done
   if [ -z "$answer" ]; then answer=$(stopped_ranks); fi

@@ -70,6 +70,11 @@ def test_a_report_reads_the_answer_in_a_log(case: dict[str, Any]) -> None:
         '{"communicators": ' + "[" * 100_000,
         "SERVER PROTOCOL 2\n\nJob summary",
         "    0         1         4         8        32        32   RUNNING  INCOMPLETE",
+        "  0  1  4  8  32  32  RUNNING  OK\n  1  1  4  8  32  32  RUNNING  INCOMPLETE",
+        "  0  1  4  8  32  32  RUNNING  OK\n  1  1  4  8  32  32  NOCOMM  ERROR",
+        answer([{"AllReduce": 1}] * 2, []).replace('"size": 2', '"size": 0'),
+        "SERVER PROTOCOL 2\nRank 1 -- GPU " + "1," * 200_000,
+        "SERVER PROTOCOL 2\nRank " + "1" * 400_000,
         "no answer at localhost:28028",
     ],
 )
@@ -81,6 +86,8 @@ def test_an_answer_that_cannot_be_read_is_not_a_healthy_job(text: str) -> None:
 def test_ranks_that_are_not_stated_are_counted() -> None:
     found = read_answer(answer([{"AllReduce": 1}] * 3, [1]).replace('"size": 3', '"size": 5'))
     assert [each.silent for each in found or ()] == [2]
+    found = read_answer(answer([{"AllReduce": 1}] * 3, []).replace('"rank": 2', '"rank": 1'))
+    assert [each.silent for each in found or ()] == [1]  # a rank that is stated twice is one rank
 
 
 def test_one_answer_accuses_no_rank_that_may_only_be_asked_later() -> None:
