@@ -340,6 +340,8 @@ def run_bake(run: BuildRun, progress: BuildProgress) -> tuple[EventStream, dict[
             shutil.rmtree(other, ignore_errors=True)
     try:
         run.context.mkdir(parents=True, exist_ok=True)
+        if any(run.context.iterdir()):  # COPY would find files that no commit, Dockerfile and result names
+            raise ConfigError(f"{run.context}: must be empty, as builds copy nothing from it; remove its files")
         for target in run.request.targets:
             write_text(run.request.folder / target.id / "Dockerfile", run.dockerfiles[target.id].text)
         built = _build_apart(run, progress) if run.apart else execute_bake(run, bake.bake_file(run), progress)

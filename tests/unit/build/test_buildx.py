@@ -28,6 +28,7 @@ from imagebuild.build.buildx import (
     run_bake,
 )
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
+from imagebuild.core.run import Finished
 from imagebuild.oci.engine import Endpoint
 from imagebuild.oci.image import images_in
 from imagebuild.oci.layout import Layout
@@ -306,6 +307,26 @@ def test_a_layout_is_replaced_when_the_build_succeeds_and_stays_when_it_fails(
         assert (folder / "index.json").read_bytes() == before
     else:
         assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("oci-layout", "made")]
+
+
+def test_a_planted_build_context_is_refused(run: BuildRun) -> None:
+    run.context.mkdir(parents=True)
+    (run.context / "payload").touch()
+    with pytest.raises(ConfigError, match="empty: must be empty"):
+        run_bake(run, BuildProgress())
+
+
+def test_buildx_runs_no_git_in_the_project(run: BuildRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, str] = {}
+
+    def execute(_: object, env: dict[str, str], **__: object) -> Finished:
+        seen.update(env)
+        return Finished(0, "")
+
+    monkeypatch.setattr(buildx, "execute", execute)
+    run.request.folder.mkdir(exist_ok=True)
+    buildx.execute_bake(run, {}, BuildProgress())
+    assert (seen["BUILDX_GIT_INFO"], seen["BUILDX_GIT_LABELS"]) == ("0", "0")
 
 
 def test_a_folder_that_is_no_layout_is_not_touched(run: BuildRun) -> None:
