@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from imagebuild.core.errors import CommandError
+from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.fields import CPUS
 from imagebuild.core.run import (
     RunProgram,
@@ -257,6 +257,10 @@ def start_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_
     require_root("`imagebuild engine up`")
     with os_errors_as_command_errors():
         paths.data.mkdir(parents=True, exist_ok=True)
+        kept = paths.state.stat()
+        if kept.st_uid != os.geteuid() or kept.st_mode & 0o002:
+            # The user could replace files by links, through which root writes.
+            raise ConfigError(f"{paths.state}: another user may write to it; name a folder of root in IMAGEBUILD_STATE")
         with alone(paths.state):  # a simultaneous `engine up` or `engine down` would remove this engine
             if flaw := engine_flaw(Endpoint(paths.host, "private"), run):
                 if engine_processes(paths):

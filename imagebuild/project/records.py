@@ -222,7 +222,7 @@ class PublishedImage(fields.Model):
     """Id of the target in the image's labels. Empty for an image that was not built from this matrix."""
     image: fields.Name
     description: str = ""
-    axes: dict[fields.Name, str]
+    axes: dict[fields.Name, fields.VersionText]
     versions: dict[str, str]
     """Maps each component to its version."""
     stack: dict[str, str] = Field(default_factory=dict)

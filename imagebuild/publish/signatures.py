@@ -187,7 +187,8 @@ class Signer:
         """Sign the statement that a predicate (the content of an attestation) is about the image with this manifest.
         Return the signed statement as a sigstore bundle. Raises CommandError if cosign fails."""
         with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-            subject, predicate, bundle = (Path(folder, file) for file in (name, "predicate.json", "bundle.json"))
+            subject, predicate, bundle = (Path(folder, f) for f in (f"of/{name}", "predicate.json", "bundle.json"))
+            subject.parent.mkdir()  # an image may have the name of another file
             subject.write_bytes(manifest)
             predicate.write_bytes(content)
             new_format = ["--new-bundle-format"] if self.cosign.is_before_3 else []

@@ -130,6 +130,15 @@ def test_what_fails_on_the_way_leaves_nothing(
 
 
 @pytest.mark.usefixtures("private")
+def test_the_state_is_in_no_folder_of_another_user(paths: EnginePaths, started: list[Sequence[str]]) -> None:
+    paths.data.mkdir(parents=True)
+    paths.state.chmod(0o777)
+    with pytest.raises(ConfigError, match="another user may write to it"):
+        start_engine({}, installed(paths))
+    assert started == []
+
+
+@pytest.mark.usefixtures("private")
 def test_up_and_down_need_root(paths: EnginePaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(ConfigError, match="needs root"):

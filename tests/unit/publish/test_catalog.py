@@ -104,13 +104,16 @@ def test_engines_run_the_first_image_of_a_platform(published: Published, ours: P
     assert (first.platform, first.digest, first.checks, second.platform) == (AMD64, other.digest, (), ARM64)
 
 
-def test_no_label_of_an_image_becomes_the_column_of_its_signature(published: Published, ours: Project) -> None:
-    labels = {**LABELS, "imagebuild.axis.Signature": "✓ by release.pub"}
+@pytest.mark.parametrize(("axis", "says"), [("Signature", "lower-case letters"), ("signature", "must be a version")])
+def test_no_label_of_an_image_becomes_the_column_of_its_signature(
+    published: Published, ours: Project, axis: str, says: str
+) -> None:
+    labels = {**LABELS, f"imagebuild.axis.{axis}": "✓ by release.pub"}
     other = put_image(published.registry, REPOSITORY, b"other", platform=AMD64, Labels=labels)
     put_index(published.registry, [other], "13.0-forged")
     found = catalog(published.registry, ours)
     assert [image.tags for image in found.images] == [(TAG,)]
-    assert "lower-case letters" in " ".join(found.problems)
+    assert says in " ".join(found.problems)
 
 
 def test_what_cannot_be_read_is_told_and_hides_no_other(published: Published, ours: Project) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 
 import pytest
@@ -26,6 +27,13 @@ def test_the_log_is_left_out_only_when_asked(signers: Signers, published: Publis
         (call,) = [call for call in signers.fake.calls if call[0] == "attest-blob" and call[1:] != ("--help",)]
         assert (option in call) != log
         assert ("--new-bundle-format" in call) == (signers.fake.version == 2)
+
+
+@pytest.mark.parametrize("name", ["predicate.json", "bundle.json", "signing-config", "open"])
+def test_an_image_may_have_the_name_of_a_file_of_cosign(signers: Signers, name: str) -> None:
+    bundle = signers.signer(log=False).attest("scan", b"{}", name, b"manifest")
+    payload = json.loads(base64.b64decode(json.loads(bundle)["dsseEnvelope"]["payload"]))
+    assert payload["subject"] == [{"name": name, "digest": {"sha256": hashlib.sha256(b"manifest").hexdigest()}}]
 
 
 def test_what_signing_needs_is_looked_at_first(signers: Signers, monkeypatch: pytest.MonkeyPatch) -> None:
