@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from functools import reduce
 
 from imagebuild.bench.messages import Message
 from imagebuild.bench.models import Choice, DataPath
@@ -35,7 +36,8 @@ class _Seen:
         self.places: set[tuple[str, str]] = set()
         """The hosts and devices that printed messages."""
         self.ports: defaultdict[str, dict[str, None]] = defaultdict(dict)
-        self.links: dict[tuple[str | None, ...], Mapping[str, str]] = {}
+        self.links: defaultdict[frozenset[tuple[str, str]], int] = defaultdict(int)
+        """Maps the facts about a connection to its channels, one bit for each."""
         self.plugin: tuple[str | None, str | None] = None, None
         self.variables: dict[str, str] = {}
         self.rates: dict[str, int] = {}
@@ -57,7 +59,8 @@ class _Seen:
         if "rank" in facts and message.host:
             self.hosts[int(facts["rank"])] = message.host
         if "from" in facts:
-            self.links[facts["from"], facts["to"], facts.get("channel"), facts.get("way")] = facts
+            link = frozenset((name, value) for name, value in facts.items() if name != "channel")
+            self.links[link] |= _channels(facts.get("channel", "0"))
         if "name" in facts:
             self.variables[facts["name"]] = facts["value"]
             self.quotes.setdefault(facts["name"], quote)
@@ -89,7 +92,7 @@ class _Seen:
         listed = tuple(dict.fromkeys(sorted(lists, key=len)[-1] if lists else ()))
         if self.seen("link"):  # perftest uses one port
             listed = tuple(self.seen("verbs"))[:1]
-        used = {facts["nic"] for facts in self.links.values() if "nic" in facts}
+        used = {value for link in self.links for name, value in link if name == "nic"}
         connections = carriers["NET"]
         multicast = self.seen("multicast")
         choices = [Choice(collective=name, bytes=size, algorithm=algo, protocol=proto)
@@ -98,7 +101,8 @@ class _Seen:
         is_reducing = nvls_channels or self.seen("nvls_tree") or self.seen("nvls_heads")
         lacks_multicast = multicast and "available" not in multicast
         # Each channel enters and leaves a node. Fewer connections: the log is incomplete.
-        is_whole = connections >= 2 * (self.most("channels") or (self.most("channel") or 0) + 1)
+        last = max((channels.bit_length() for channels in self.links.values()), default=1)
+        is_whole = connections >= 2 * (self.most("channels") or last)
         return DataPath(
             version=self.first("version"), network=network, rdma=is_rdma, plugin=self.plugin[0],
             plugin_version=self.plugin[1], ports=listed,
@@ -131,17 +135,18 @@ class _Seen:
         carriers: Counter[str] = Counter()
         inner = staged = 0
         hosts = self.hosts if len({*self.hosts.values()}) == nodes else {}
-        for facts in self.links.values():
+        for link, channels in self.links.items():
+            facts, count = dict(link), channels.bit_count()
             if "net" not in facts:
-                carriers["SHM" if "shm" in facts else f"P2P/{facts['p2p']}"] += 1
+                carriers["SHM" if "shm" in facts else f"P2P/{facts['p2p']}"] += count
                 continue
-            carriers["NET"] += 1
-            staged += "staged" in facts
+            carriers["NET"] += count
+            staged += count * ("staged" in facts)
             first, second = int(facts["from"]), int(facts["to"])
             if nodes == 1 or (first in hosts and hosts.get(first) == hosts.get(second)):
-                inner += 1
+                inner += count
             elif not hosts and local and nodes and self.most("ranks") == local * nodes:
-                inner += first // local == second // local
+                inner += count * (first // local == second // local)
         return carriers, inner, staged
 
     def _network(self) -> tuple[str | None, bool]:
@@ -199,6 +204,12 @@ class _Seen:
         if self.seen("gdr_gpu")["Disabled"] and not self.seen("gdr_gpu")["Enabled"]:
             return "each NIC is too far from the GPU: they are not behind one PCIe switch"
         return None
+
+
+def _channels(text: str) -> int:
+    """Return a number with a bit for each channel in a list such as `00-03,07`."""
+    spans = [part.partition("-") for part in text.split(",")]
+    return reduce(int.__or__, ((2 << int(last or first)) - (1 << int(first)) for first, _, last in spans))
 
 
 def describe(path: DataPath) -> str:

@@ -22,6 +22,7 @@ from imagebuild.bench.verification import SPEED, CheckResult, Outcome, Surroundi
 from imagebuild.core import console
 from imagebuild.core.errors import ConfigError, NothingSelected, suggestion
 from imagebuild.core.fields import axis_facts, matches
+from imagebuild.jobs.manifest import TEMPLATES
 from imagebuild.project.component import Check, nodes_needed, parse_need
 from imagebuild.project.load import hash_of_check, script_of
 from imagebuild.project.project import Project
@@ -152,8 +153,10 @@ def run_check(
     check = planned.check
     assert check, "only checks that run a command are planned"
     launch = launch_of(check, session, environment, launch or Launch())
+    helpers = ("messages", "merged") if "keep_messages" in planned.script else ()
+    lines = [FAILED_LINE, *((TEMPLATES / f"{name}.sh").read_text(encoding="utf-8") for name in helpers), planned.script]
     command = Command(
-        script=f"{FAILED_LINE}\n{planned.script}", user=check.user, timeout_s=check.timeout_s,
+        script="\n".join(lines), user=check.user, timeout_s=check.timeout_s,
         environment={**environment, **check.environment},
         nodes=launch.nodes or 1, ranks=check.ranks, log=log,
     )  # fmt: skip

@@ -157,7 +157,8 @@ def test_texts_of_facts_are_words_to_a_shell(hostile: str, tmp_path: Path) -> No
     for arguments in ("mpijob --image a.io/it:1", "slurm --image a.io/it:1", "slurm --container none"):
         line = f"{arguments} --profile h100 --fabric ib --cluster coreweave --test latency --param json=no"
         made = job_text(job(line, known_facts))
-        env, errors = {"PATH": "/nowhere", "SLURM_SUBMIT_DIR": "."}, ""
+        timeout = {"BASH_FUNC_timeout%%": '() { shift 3; "$@"; }'}
+        env, errors = {"PATH": "/nowhere", "SLURM_SUBMIT_DIR": ".", **timeout}, ""
         for script in (outer_script(made), rank_script(made)):
             errors += ran("/bin/bash", "-c", script, "rank", "all_reduce", env=env, cwd=tmp_path).stderr
         assert f"/p/{words}/all_reduce_perf: No such file" in errors
@@ -257,6 +258,31 @@ def test_a_job_passes_only_by_a_result(behaviour: dict[str, str], problem: str, 
     assert (printed is not None) == ("HELP" in behaviour)
     if printed:
         assert json.loads(printed[1]) == {**document, "env": []}
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("more", [0, 1000])
+def test_messages_of_ranks_are_printed_once_and_none_is_lost(more: int, tmp_path: Path) -> None:
+    """Also those of a rank that is killed, and of a rank that is told to stop."""
+    start = 'while [ "$1" != /bin/bash ]; do shift; done\n'
+    start += 'for r in 0 1 2 3; do OMPI_COMM_WORLD_RANK=$r "$@" & done; wait; exit 3'
+    programs = write_programs(
+        tmp_path, {"mpirun": start, **dict.fromkeys(("ssh", "sshd"), ""), "all_reduce_perf": ".chatty_rank"}
+    )
+    script = outer_script(text(f"mpijob --profile h100 --nodes 1 --gpus 4 --param programs={programs}"))
+    env = {"PATH": f"{programs}:/usr/bin:/bin", "LINES_OF_RANK": str(more), "TMPDIR": str(tmp_path)}
+    done = ran("/bin/bash", "-c", script, env=env, stderr=subprocess.STDOUT)
+    printed = done.stdout.splitlines()
+    first = printed.index("NCCL version 2.30.7+cuda13.0")
+    assert first > printed.index("# nThread 1 nGpus 1")
+    assert sum(line.endswith((" INFO Using network IB", " INFO cut")) for line in printed) == 2
+    assert "(rank 3) n1:13:2 [3] NCCL INFO Channel 00-03,07/0 : 3[3] -> 0[1] via P2P/CUMEM" in printed
+    assert [line.partition(" n1:")[0] for line in printed if "WARN" in line] == ["(ranks 2-3)"]
+    assert sum(" INFO message " in line for line in printed) == more // 2 + 4 * (more // 2)
+    assert not [*tmp_path.glob("nccl.*")]
+    (path,) = (each.carried for each in read_text("log", done.stdout).sources)
+    assert path
+    assert (path.carriers, path.version, path.ranks) == ({"P2P/CUMEM": 20}, "2.30.7", 4)
 
 
 @pytest.mark.programs

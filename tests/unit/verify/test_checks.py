@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from imagebuild.bench.models import Launch, PerftestTable, Results, Run
+from imagebuild.bench.read import read_files
 from imagebuild.bench.verification import CheckResult, Surroundings
 from imagebuild.core.errors import ConfigError, NothingSelected
 from imagebuild.oci.layout import Blob
@@ -37,6 +38,8 @@ CASES = data("cases/verify/checks")
 
 CHECKS = (ROOT / "tests/data/checks.yaml").read_text()
 RUNTIME = {"variant": "runtime"}
+STANDINS = ROOT / "tests/data/standins"
+COLLECTIVE = ROOT / "dockerfiles/components/nccl-tests/checks/collective.sh"
 
 
 @pytest.fixture
@@ -172,6 +175,30 @@ def test_a_check_that_hangs_may_be_started_again(
 ) -> None:
     result = run_check(one_check(tiny, "attempts: 3"), Answers({"a": answer}, hangs), tmp_path / "a.log")
     assert [result.outcome, result.reason, result.timeout] == expected
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("hang", [0, 60])
+def test_the_log_has_the_messages_of_all_ranks_once(hang: int, tmp_path: Path) -> None:
+    """Also if a rank is killed, if mpirun is killed, and if the time limit ends the check."""
+    programs = {"nvidia-smi": "printf '81000\\n%.0s' 1 2 3 4", "all_reduce_perf": ""}
+    programs["mpirun"] = 'while [ "$1" != bash ]; do shift; done\n'
+    programs["mpirun"] += 'for r in 0 1 2 3; do OMPI_COMM_WORLD_RANK=$r "$@" & done; wait; exit 3'
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}" if text else (STANDINS / "chatty_rank").read_text())
+        (tmp_path / name).chmod(0o755)
+    environment = {"OPERATION": "all_reduce", "SPREAD": "ranks", "HANG": str(hang)}
+    check = Check(name="r", description="d", script="collective", environment=environment, timeout_s=4)
+    planned = ImageCheck("nccl-tests", "r", "d", check, COLLECTIVE.read_text())
+    log = tmp_path / "log"
+    done = run_check(planned, ExecSession(["env", f"PATH={tmp_path}:/usr/bin:/bin"]), log)
+    assert (done.outcome, done.timeout) == ("failed", bool(hang))
+    lines = log.read_text().splitlines()
+    assert sum(line.endswith((" INFO Using network IB", " INFO cut")) for line in lines) == 2
+    assert [line.partition(" n1:")[0] for line in lines if "WARN" in line] == ["(ranks 2-3)"]
+    (path,) = (each.carried for each in read_files([str(log)]).sources)
+    assert path
+    assert (path.carriers, path.version, path.ranks) == ({"P2P/CUMEM": 20}, "2.30.7", 4)
 
 
 def test_a_missing_script_is_an_error(project: Project, tiny: Files, tmp_path: Path) -> None:

@@ -19,10 +19,7 @@ while ((largest * 2 <= limit && largest * 6 <= (free - 4096) << 20)); do largest
 for name in $(compgen -e); do
   case ${name^^} in *TOKEN* | *SECRET* | *PASSW* | *CREDENTIAL* | *KEY*) unset "$name" ;; esac
 done
-# NCCL's messages say what carried the data. In a file, they do not cut rows of the table.
-messages=$(mktemp -d)
 export NCCL_DEBUG=${NCCL_DEBUG:-INFO} NCCL_DEBUG_SUBSYS=${NCCL_DEBUG_SUBSYS:-INIT,ENV,NET,GRAPH}
-export NCCL_DEBUG_FILE=${NCCL_DEBUG_FILE:-$messages/nccl.%h.%p}
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 mpirun=(mpirun --oversubscribe --bind-to none)
 case $SPREAD in
@@ -41,12 +38,22 @@ esac
 json=()
 result=$(mktemp -d)/result.json
 if "$program" -h | grep -e -J > /dev/null; then json=(-J "$result"); fi
-command=("${start[@]}" "$program" -b 8 -e "$largest" -f 2 -g "$each" -w 5 -n 20 -c 1 "${json[@]}")
+words=("$program" -b 8 -e "$largest" -f 2 -g "$each" -w 5 -n 20 -c 1 "${json[@]}") command=("${start[@]}" "${words[@]}")
 # The variables tell a reader of the log which algorithms NCCL could use.
 echo "$(env | grep '^NCCL_[A-Z0-9_]*=' | sort | tr '\n' ' ')${command[*]}"
+# NCCL's messages say what carried the data. `verify` defines these functions.
+messages=$(mktemp -d)
+rank="$(declare -f keep_messages end_messages print_messages); keep_messages $messages || true; "'"$@"'
+measure() {
+  local status=0
+  trap : TERM # first print the messages
+  "${start[@]}" bash -c "$rank" rank "${words[@]}" || status=$?
+  print_messages "$messages"/* || true
+  return "$status"
+}
+trap : TERM
 status=0
-"${command[@]}" || status=$?
-# Only lines that differ between ranks
-{ cat "$messages"/* 2> /dev/null || true; } | awk '{ text = $0; sub(/^.* NCCL [A-Z]+ /, "", text) } !seen[text]++'
+measure 2>&1 | merged || status=$?
+rm -rf "$messages"
 if [ -s "$result" ]; then cat "$result"; fi
 exit "$status"
