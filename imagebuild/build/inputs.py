@@ -7,6 +7,7 @@ BuildKit compares inputs by content, so builds with and without mirrors share th
 from __future__ import annotations
 
 import hashlib
+import netrc
 import os
 import re
 import shutil
@@ -22,7 +23,7 @@ import jinja2
 from imagebuild.build.bake import FILES, BuildRun, platforms_of
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError
 from imagebuild.core.fields import Platform
-from imagebuild.core.files import cache_folder, file_sha256, read_text, temporary_file
+from imagebuild.core.files import cache_folder, file_sha256, temporary_file
 from imagebuild.core.git import check_out
 from imagebuild.core.http import Downloads, login_for
 from imagebuild.core.leftovers import temporary_folder
@@ -252,7 +253,7 @@ def from_mirrors(run: BuildRun, note: Callable[[str], None]) -> Iterator[Provide
     """Yield the inputs that have a mirror. BuildKit fetches all other inputs from the addresses in the Dockerfile."""
     needs = needs_of_targets(run)
     configured, ca = load_settings(os.environ), ca_bundle(run.request.ca, os.environ)
-    mirrors, netrc = configured.mirrors, configured.netrc_file
+    mirrors, passwords = configured.mirrors, configured.netrc_file
     with (
         temporary_folder(sources_folder()) as scratch,
         DownloadStore.fetching(scratch, configured, ca) as store,
@@ -260,9 +261,9 @@ def from_mirrors(run: BuildRun, note: Callable[[str], None]) -> Iterator[Provide
         stages = fetch_all(needs, store, note, lambda url: mirrors.download(url) != url)
     secrets = {}
     if mirrors.downloads:
-        secrets["apt-get"] = apt_get_for_mirrors(mirrors.downloads, read_text(netrc) if netrc else "")
+        secrets["apt-get"] = apt_get_for_mirrors(mirrors.downloads, passwords)
     if mirrors.python_index:
-        secrets["pip.conf"] = pip_conf_text(mirrors.python_index, login_for(mirrors.python_index, netrc))
+        secrets["pip.conf"] = pip_conf_text(mirrors.python_index, login_for(mirrors.python_index, passwords))
     mirrored = {image: mirrors.image(image) for image in missing_images(run, needs)}
     yield {image: f"docker-image://{name}" for image, name in mirrored.items() if name != image}, stages, secrets
 
@@ -276,11 +277,11 @@ ADD_SLASHES = (
 HTTPS_TO_PORT_443 = r"s|https://\([^/: ]*\)/|http://\1:443/|g"
 
 
-def apt_get_for_mirrors(downloads: Mapping[str, str], netrc: str = "") -> str:
+def apt_get_for_mirrors(downloads: Mapping[str, str], netrc_file: Path | None = None) -> str:
     """Return a script to run instead of apt-get: it replaces addresses of package archives by addresses of mirrors.
 
-    `downloads` maps the start of addresses to the replacement of this start. `netrc` is the text of a netrc file with
-    passwords."""
+    `downloads` maps the start of addresses to the replacement of this start. A build step can read the
+    script, so it contains only the passwords of mirrors, from a netrc file."""
     # Images may use http or https for an archive. If only one scheme has a mirror, use this mirror for both.
     other = {"http": "https", "https": "http"}
     both = {f"{other[urlsplit(old).scheme]}:{old.partition(':')[2]}": new for old, new in downloads.items()}
@@ -293,7 +294,13 @@ def apt_get_for_mirrors(downloads: Mapping[str, str], netrc: str = "") -> str:
         rf's|^\(Pin: *origin *"\{{0,1\}}\){_sed_pattern(old)}\("\{{0,1\}} *\)$|\1{_sed_replacement(new)}\2|'
         for old, new in hosts.items()
     ]
-    return _apt_get(sources, preferences=preferences, netrc=netrc.rstrip("\n"))
+    entries = netrc.netrc(netrc_file).hosts.items() if netrc_file else ()
+    passwords = (
+        f"machine {name} login {user} password {password}"
+        for name, (user, _, password) in entries  # apt also reads names such as http://host
+        if urlsplit(name if "://" in name else f"//{name}").hostname in hosts.values()
+    )
+    return _apt_get(sources, preferences=preferences, netrc="\n".join(passwords))
 
 
 def apt_get_for_proxy(address: str, *, recording: bool) -> str:

@@ -69,12 +69,15 @@ def test_addresses_become_those_of_mirrors(image: Image) -> None:
 
 
 @pytest.mark.programs
-def test_a_rule_does_not_see_what_another_wrote_and_passwords_are_in_no_argument(image: Image) -> None:
+def test_a_rule_does_not_see_what_another_wrote_and_passwords_are_in_no_argument(image: Image, tmp_path: Path) -> None:
     mirrors = {"http://archive.example/": "http://packages.example/x/", "https://packages.example/": "http://m.site/"}
-    shown = image.run(apt_get_for_mirrors(mirrors, "machine m.site login me password geheim\n"), "update")
+    machines = ("machine m.site", "machine http://m.site:80", "machine git.example", "machine x.m.site", "default")
+    lines = [f"{name} login me password geheim{number}\n" for number, name in enumerate(machines)]
+    (tmp_path / "passwords").write_text("".join(lines))
+    shown = image.run(apt_get_for_mirrors(mirrors, tmp_path / "passwords"), "update")
     netrc, _, called = shown.partition("called:")
     assert "deb http://packages.example/x/debian/ trixie main" in netrc
-    assert "machine m.site login me password geheim" in netrc
+    assert [line for line in netrc.splitlines(keepends=True) if "geheim" in line] == lines[:2]
     assert "geheim" not in called
 
 
