@@ -43,6 +43,8 @@ TIMEOUTS_S = {"apt-get": 7200.0, "git": 3600.0, "pip": 3600.0, "syft": 3600.0}
 """Maps programs that may take longer than TIMEOUT_S to their maximum time in seconds."""
 MOST_OUTPUT = 256 << 20
 """Maximum size of the output of `run_program`, in bytes."""
+MOST_LOG, LONGEST_LINE = 1 << 30, 64 << 20
+"""Maximum size of the log of a program, and of a line of its output that is not split, in bytes."""
 PR_SET_PDEATHSIG = 1
 KEPT = 64 * 1024
 """Number of bytes at the end of a program's output that are kept in memory."""
@@ -111,15 +113,16 @@ class OutputReader(threading.Thread):
             with os_errors_as_command_errors():
                 if self._log:
                     self._log.parent.mkdir(parents=True, exist_ok=True)
-                file = self._log.open("wb", buffering=0) if self._log else None
+                file, left = self._log.open("wb", buffering=0) if self._log else None, MOST_LOG
             with file or nullcontext():
                 for piece in self._pieces:
                     self._end += piece
                     if len(self._end) > 2 * KEPT:
                         del self._end[:-KEPT]
-                    if file:
+                    if file and left > 0:
+                        left -= len(piece)
                         with os_errors_as_command_errors():
-                            file.write(piece)
+                            file.write(piece if left > 0 else b"\n(the rest is left out, as the log is too large)\n")
                     self._each(piece.decode(errors="replace").rstrip())
         except Exception as error:  # the caller raises the error again
             self.error = error
@@ -178,7 +181,8 @@ def execute(
         if reader.error:
             end_program(process, polite)
 
-    reader = OutputReader(lines, close, log, each_line)
+    pieces = iter(partial(lines.readline, LONGEST_LINE), b"")
+    reader = OutputReader(pieces, close, log, each_line)
     reader.start()
     try:
         with suppress(TimeoutExpired):

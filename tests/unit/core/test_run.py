@@ -94,6 +94,17 @@ def test_a_deadline_and_a_log(tmp_path: Path, text: str, deadline_s: float, stat
     assert (tmp_path / "new" / "log").read_text() == "x\n"
 
 
+def test_output_without_end_fills_neither_the_memory_nor_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("imagebuild.core.run.MOST_LOG", 10)
+    monkeypatch.setattr("imagebuild.core.run.LONGEST_LINE", 4)
+    pieces: list[str] = []
+    execute(bash("printf 0123456789abcdefgh"), log=tmp_path / "log", each_line=pieces.append)
+    assert pieces == ["0123", "4567", "89ab", "cdef", "gh"]
+    assert (tmp_path / "log").read_text() == "01234567\n(the rest is left out, as the log is too large)\n"
+
+
 def test_a_log_that_cannot_be_written_is_no_result() -> None:
     with pytest.raises(CommandError, match="No space left on device"):
         execute(bash("echo x"), log=Path("/dev/full"))
