@@ -309,13 +309,6 @@ def test_a_layout_is_replaced_when_the_build_succeeds_and_stays_when_it_fails(
         assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("oci-layout", "made")]
 
 
-def test_a_planted_build_context_is_refused(run: BuildRun) -> None:
-    run.context.mkdir(parents=True)
-    (run.context / "payload").touch()
-    with pytest.raises(ConfigError, match="empty: must be empty"):
-        run_bake(run, BuildProgress())
-
-
 def test_buildx_runs_no_git_in_the_project(run: BuildRun, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, str] = {}
 
@@ -336,3 +329,10 @@ def test_a_folder_that_is_no_layout_is_not_touched(run: BuildRun) -> None:
     with pytest.raises(ConfigError, match=r"layout: exists, but is not an OCI layout; remove it"):
         run_bake(run, BuildProgress())
     assert (folder / "thesis.txt").read_text() == "mine"
+
+
+def test_a_planted_build_context_is_refused(run: BuildRun) -> None:
+    run.context.mkdir(parents=True)
+    (run.context / "payload").touch()
+    with pytest.raises(ConfigError, match="empty: must be empty"):
+        run_bake(run, BuildProgress())
