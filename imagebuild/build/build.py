@@ -102,11 +102,9 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
 def uses_several_nodes(request: BuildRequest, endpoint: engine.Endpoint) -> bool:
     """Return whether the builder has several nodes and a target several platforms. Raises ConfigError if a node cannot
     build, or if the image cannot be loaded."""
-    from imagebuild.build.nodes import check_nodes, nodes_of
-
-    name, nodes = request.builder or "", nodes_of(request.builder or "", endpoint)
+    name, nodes = request.builder or "", engine.nodes_of(request.builder or "", endpoint)
     built = [bake.platforms_of(target, request.platforms) for target in request.targets]
-    check_nodes(name, nodes, sorted({platform for platforms in built for platform in platforms}))
+    engine.check_nodes(name, nodes, sorted({platform for platforms in built for platform in platforms}))
     apart = len(nodes) > 1 and max(map(len, built)) > 1
     if apart and request.output == "load" and not request.stage:
         problem = (

@@ -15,13 +15,12 @@ from typing import Any
 
 from packaging.version import Version
 
-from imagebuild.build.nodes import Node, read_nodes
 from imagebuild.core.advisory import driver_version, known_bad, shortened
 from imagebuild.core.errors import ImagebuildError
 from imagebuild.core.fields import CPUS
 from imagebuild.core.run import ARCHITECTURES, INSTALL_COSIGN, RunProgram, run_program, syft_program
 from imagebuild.oci import engine
-from imagebuild.oci.engine import BUILDX_MIN, Endpoint
+from imagebuild.oci.engine import BUILDX_MIN, BuilderNode, Endpoint, read_nodes
 
 PROGRAMS = {"nvidia-container-toolkit": ("nvidia-ctk", "--version"), "enroot": ("enroot", "version")}
 """Maps components with advisories to the commands that print their versions."""
@@ -88,7 +87,7 @@ def _examine_engine(environ: Mapping[str, str], run: RunProgram) -> Iterator[Doc
         f"containerd ({driver})" if containerd else f"{driver}: stores only one platform of an image",
         'set "features": {"containerd-snapshotter": true} in /etc/docker/daemon.json and restart the engine',
     )
-    node = next(read_nodes(builder), Node(""))
+    node = next(read_nodes(builder), BuilderNode(""))
     own = ARCHITECTURES.get(info.get("Architecture", ""))
     shown = [
         f"linux/{arch}{'' if arch == own else ' (emulated)'}" for arch in CPUS if f"linux/{arch}" in node.platforms

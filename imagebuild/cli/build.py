@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -171,6 +170,4 @@ def doctor(json_file: str | None) -> None:
             if finding.fix:
                 out.print(f"{'':8}  → {finding.fix}")
 
-    options.print_result(json_file, findings, show)
-    if any(finding.ok is False for finding in findings):
-        sys.exit(1)
+    options.print_result(json_file, findings, show, any(finding.ok is False for finding in findings))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagebuild.cli import options
+from imagebuild.core.console import err, out
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import os_errors_as_command_errors
 
@@ -23,7 +24,6 @@ def compare(
     script: bool, allowed_loss: float | None, output: str | None,
 ) -> None:  # fmt: skip
     from imagebuild.bench.judge import Expected
-    from imagebuild.core.console import err
     from imagebuild.core.run import execute
     from imagebuild.jobs.compare import parse_sides
     from imagebuild.jobs.manifest import comparison_script
@@ -73,7 +73,6 @@ def bisect(
 ) -> None:  # fmt: skip
     from imagebuild.bench.bisection import error_rate, next_step
     from imagebuild.bench.read import read_files
-    from imagebuild.core.console import err, out
     from imagebuild.jobs.manifest import TEMPLATES, comparison_script
 
     log, wheel = Path(output), f"nvidia-nccl-cu{cuda}"
@@ -108,9 +107,7 @@ def bisect(
     summary = _summary(state, command, log)
     if summary not in log.read_text(encoding="utf-8", errors="replace"):
         _append(log, f"\n{summary}")
-    options.print_result(json_file, state, lambda: out.print(summary, markup=False, highlight=False))
-    if not state.is_complete:
-        sys.exit(1)
+    options.print_result(json_file, state, lambda: out.print(summary), not state.is_complete)
 
 
 def _earlier_sides(log: Path, asked: Mapping[str, object]) -> tuple[str, ...] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,9 +53,7 @@ def scan(
     written = load_report(report)
     with ImageFinder(project.open().plan, folder).find(image) as found:
         result = scan_result(found.image(platform), written, report, rules)
-    options.print_result(json_file, result, lambda: print_scan(result))
-    if result.verdict == "failed":
-        sys.exit(1)
+    options.print_result(json_file, result, lambda: print_scan(result), result.verdict == "failed")
 
 
 @options.command()
@@ -90,9 +87,8 @@ def freshness(
     read = partial(read_suite, run_program, web, signed)
     connect = cache(connect_registry)
     result = security_updates(targets, connect, lambda arch, names: read(arch, names).versions, newer, trust)
-    options.print_result(json_file, result, lambda: print_freshness(result))
-    if result.rebuild or any(image.problem for image in result.images):
-        sys.exit(1)
+    stale = bool(result.rebuild) or any(image.problem for image in result.images)
+    options.print_result(json_file, result, lambda: print_freshness(result), stale)
 
 
 @click.group(cls=options.Group)
@@ -143,9 +139,7 @@ def verify_attachments_of(
         if result.verified_by is None:
             out.print(styled(*UNSIGNED))
 
-    options.print_result(json_file, result, show)
-    if result.verdict == "failed":
-        sys.exit(1)
+    options.print_result(json_file, result, show, result.verdict == "failed")
 
 
 @options.command(attest, "add")
@@ -172,9 +166,7 @@ def diff(
 
     finder = ImageFinder(project.open().plan, folder, offline)
     comparison = compare_images((image, other), finder, platform, signers.trusted())
-    options.print_result(json_file, comparison, lambda: print_comparison(comparison))
-    if exit_code and comparison.differs:
-        sys.exit(1)
+    options.print_result(json_file, comparison, lambda: print_comparison(comparison), exit_code and comparison.differs)
 
 
 @options.command()

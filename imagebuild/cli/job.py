@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagebuild.cli import options
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.console import err, out
+from imagebuild.core.errors import ConfigError, NothingSelected, suggestion
 from imagebuild.jobs.request import JobRequest, Scheduler, SlurmContainer
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ def job(
     seed: int, collect: bool, output: str | None, facts: Path | None, profiles: Path | None,
 ) -> None:  # fmt: skip
     from imagebuild.bench.profiles import find_profile, load_profiles
-    from imagebuild.core.console import err
     from imagebuild.jobs.facts import default_fabric, load_facts
     from imagebuild.jobs.job import resolve_job
     from imagebuild.jobs.manifest import job_text
@@ -59,8 +59,6 @@ def choose(
     json_file: str | None,
 ) -> None:  # fmt: skip
     from imagebuild.bench.profiles import find_profile, load_profiles
-    from imagebuild.core.console import err, out
-    from imagebuild.core.errors import NothingSelected, suggestion
     from imagebuild.jobs.facts import FORMS, default_fabric, load_facts
     from imagebuild.jobs.image import PLANNED, choose_image
 

@@ -5,6 +5,7 @@ from datetime import datetime
 from pathlib import Path
 
 from imagebuild.cli import options
+from imagebuild.core.console import err, out, print_table
 
 
 @options.command()
@@ -13,7 +14,6 @@ def lock(
     show: tuple[str, ...], platforms: tuple[str, ...], check: bool, offline: bool, date: datetime | None,
     no_isolation: bool, json_file: str | None, ca: Path | None, folder: Path,
 ) -> None:  # fmt: skip
-    from imagebuild.core.console import out
     from imagebuild.lock.resolve import LockFile, check_lock, network_upstream, show_report
     from imagebuild.project.select import select_targets
 
@@ -32,8 +32,7 @@ def lock(
         out.print(f"{file.path}: dated {date.date()}; the digests of all images change")
     elif check:
         report = check_lock(file, None if offline else network_upstream(ca), whole=whole)
-        options.print_result(json_file, report, lambda: show_report(report))
-        sys.exit(report.exit_status)
+        options.print_result(json_file, report, lambda: show_report(report), report.exit_status)
     else:
         file.bring_up_to_date(network_upstream(ca, isolated=not no_isolation), folder, update, whole=whole)
 
@@ -42,7 +41,6 @@ def lock(
 def bump(project: options.ProjectFiles, names: tuple[str, ...], write: bool, ca: Path | None) -> None:
     from difflib import unified_diff
 
-    from imagebuild.core.console import err, out, print_table
     from imagebuild.core.files import read_text, write_text
     from imagebuild.lock.bump import bump_pins, edited
     from imagebuild.lock.resolve import LockFile, network_upstream

@@ -502,10 +502,11 @@ def print_or_write(text: str, output: str | None) -> None:
         write_text(Path(output), text, named=True)
 
 
-def print_result(json_file: str | None, result: object, show: Callable[[], None]) -> None:
+def print_result(json_file: str | None, result: object, show: Callable[[], None], status: int = 0) -> None:
     """Write a result as JSON to the file of --json. Call `show`, which prints a text, unless the JSON was printed.
 
-    If the file cannot be written, the text is printed anyway, before ConfigError is raised."""
+    Then exit, unless `status` is 0 or False. If the file cannot be written, the text is printed anyway, before
+    ConfigError is raised."""
     try:
         if json_file is not None:
             from pydantic_core import to_json
@@ -517,3 +518,5 @@ def print_result(json_file: str | None, result: object, show: Callable[[], None]
     finally:
         if json_file != STDOUT:
             show()
+    if status:
+        sys.exit(int(status))

@@ -37,9 +37,7 @@ def publish(
     hashes = read_written(RenderedHashes, read_text(rendered), str(rendered)) if rendered else None
     request = PublishRequest(select, results, dry_run, signer, hashes, origin)
     result = publish_targets(workspace.renderer, workspace.plan, request, cache(connect_registry))
-    options.print_result(json_file, result, lambda: print_published(result, workspace.plan))
-    if result.exit_status:
-        sys.exit(result.exit_status)
+    options.print_result(json_file, result, lambda: print_published(result, workspace.plan), result.exit_status)
 
 
 @options.command()

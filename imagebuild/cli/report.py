@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from imagebuild.cli import options
-from imagebuild.core.errors import ConfigError, plural
+from imagebuild.core.console import out, print_table
+from imagebuild.core.errors import ConfigError, Mistakes, plural
 
 if TYPE_CHECKING:
     from imagebuild.bench.ceilings import RankLayout
@@ -23,7 +23,6 @@ def report(
     junit: Path | None, html: Path | None, markdown: bool,
 ) -> None:  # fmt: skip
     from imagebuild.bench.judge import Expected
-    from imagebuild.core.console import out
     from imagebuild.report.report import make_report
     from imagebuild.report.text import print_report, report_markdown
 
@@ -48,9 +47,7 @@ def report(
         elif not printed:
             print_report(result)
 
-    options.print_result(json_file, result, show)
-    if result.exit_status:
-        sys.exit(result.exit_status)
+    options.print_result(json_file, result, show, result.exit_status)
 
 
 @options.command()
@@ -60,8 +57,6 @@ def limits(
 ) -> None:  # fmt: skip
     from imagebuild.bench.ceilings import limit_layout, limit_rows, lint_profile
     from imagebuild.bench.profiles import find_profile, load_profiles
-    from imagebuild.core.console import out, print_table
-    from imagebuild.core.errors import Mistakes
 
     known = load_profiles(*options.data_folders(profiles, "profiles"))
     chosen = known if profile is None else {profile: find_profile(known, profile)}
@@ -75,9 +70,7 @@ def limits(
             lint_profile(document, mistakes)
         found = list(dict.fromkeys(mistakes.texts))
         verdict = f"{plural(len(chosen), 'profile')}: every reference is below its ceiling."
-        options.print_result(json_file, found, lambda: out.print("\n".join(found) or verdict))
-        if found:
-            sys.exit(1)
+        options.print_result(json_file, found, lambda: out.print("\n".join(found) or verdict), bool(found))
     elif profile is None:
         titles = [{"profile": name, "title": document.model.title} for name, document in known.items()]
         rows = [tuple(row.values()) for row in titles]
@@ -92,8 +85,6 @@ def limits(
 def _show(profile: Profile, ranks: int, nodes: int, layout: RankLayout, rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the rates with their sources, and a table of limits with their derivations, each ceiling only once."""
     from jinja2 import Template
-
-    from imagebuild.core.console import out, print_table
 
     head = Template(Path(__file__).with_name("limits.txt.j2").read_text(encoding="utf-8"), trim_blocks=True)
     values = {"profile": profile, "ranks": ranks, "nodes": nodes, "layout": layout, "each": ranks // layout.domains}

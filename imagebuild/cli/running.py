@@ -1,15 +1,14 @@
 """The commands `imagebuild loaded` and `hang`, which look into running processes."""
 
-import sys
 import time
 
 from imagebuild.cli import options
+from imagebuild.core.console import out, print_table, styled
 from imagebuild.core.errors import CommandError, ConfigError
 
 
 @options.command()
 def loaded(words: tuple[str, ...], pids: tuple[int, ...], runner: str, json_file: str | None) -> None:
-    from imagebuild.core.console import out, print_table, styled
     from imagebuild.verify.loaded import look
 
     if bool(words) == bool(pids):
@@ -35,17 +34,13 @@ def loaded(words: tuple[str, ...], pids: tuple[int, ...], runner: str, json_file
         if not result.processes:
             out.print("no process loaded a library that imagebuild knows")
 
-    options.print_result(json_file, result, show)
-    if any(not fault.note for process in result.processes for fault in process.faults):
-        sys.exit(1)
-    if result.status:
-        sys.exit(result.status)
+    faulty = any(not fault.note for process in result.processes for fault in process.faults)
+    options.print_result(json_file, result, show, faulty or result.status or 0)
 
 
 @options.command()
 def hang(runner: str, wait: float, json_file: str | None) -> None:
     from imagebuild.bench.hang import PREFIX, Communicator, answers, hung
-    from imagebuild.core.console import out
     from imagebuild.jobs.manifest import TEMPLATES
     from imagebuild.verify.runner import run_behind
 
@@ -74,6 +69,5 @@ def hang(runner: str, wait: float, json_file: str | None) -> None:
         problem = f"NCCL states nothing about {silent[0].silent} of {silent[0].size} ranks of a communicator"
         raise CommandError(f"{problem}; try again when all ranks have started")
     result = {"hung": sentences, "communicators": len(taken[-1])}
-    options.print_result(json_file, result, lambda: out.print("\n".join(sentences) or "no rank is missing or behind"))
-    if sentences:
-        sys.exit(1)
+    text = "\n".join(sentences) or "no rank is missing or behind"
+    options.print_result(json_file, result, lambda: out.print(text), bool(sentences))

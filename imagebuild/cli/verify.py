@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagebuild.cli import options
+from imagebuild.core.advisory import Place, known_bad
+from imagebuild.core.console import MARKS, err, out, print_table, redacted_text, styled
 from imagebuild.core.errors import CommandError, ConfigError, NothingSelected
+from imagebuild.core.files import refuse_links, write_text
 
 if TYPE_CHECKING:
     from imagebuild.bench.profiles import Profile
@@ -48,8 +52,6 @@ def verify(
             raise ConfigError(f"--env {setting.partition('=')[0]!r}: write NAME=VALUE, with a value of one line")
     target = target_with_id(workspace.plan, image) if image and not path_of_image(image) else None
     if list_checks:
-        from imagebuild.core.console import print_table
-
         # A name that is not a target can be a foreign image, unless it looks like a misspelled target.
         if image and not target:
             refuse_misspelled(workspace.plan, image)
@@ -90,11 +92,6 @@ def verify(
 
 def name_known_faults(result: VerifyResult, plan: Plan, hardware: Profile | None) -> None:
     """Print the advisories about an image of the plan, and about the drivers of the node."""
-    from dataclasses import replace
-
-    from imagebuild.core.advisory import Place, known_bad
-    from imagebuild.core.console import err
-
     target = next((target for target in plan.targets if target.id == result.target), None)
     place = hardware.place if hardware else target.place if target else Place()
     if arch := (result.platform or "").partition("/")[2]:
@@ -106,9 +103,6 @@ def name_known_faults(result: VerifyResult, plan: Plan, hardware: Profile | None
 
 def keep_log(result: VerifyResult, plan: Plan, folder: Path) -> None:
     """Write the result beside the build of the target, if there is one, for `imagebuild bug-report`."""
-    from imagebuild.core.console import redacted_text
-    from imagebuild.core.files import refuse_links, write_text
-
     for target in plan.targets:
         if target.id == result.target and (folder / target.id).is_dir():
             path = folder / target.id / "verify.log"
@@ -118,7 +112,6 @@ def keep_log(result: VerifyResult, plan: Plan, folder: Path) -> None:
 
 def _print_results(result: VerifyResult) -> None:
     """Print a table of the checks, the output of failed checks, and the number of checks for each outcome."""
-    from imagebuild.core.console import MARKS, out, print_table, styled
     from imagebuild.oci.image import index_explained
 
     rows = [(c.component, c.check, MARKS[c.outcome], c.reason, f"{c.seconds:.1f} s") for c in result.checks]

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BeforeValidator
 
-from imagebuild.core.fields import Arch, Model, satisfies
+from imagebuild.core.fields import Arch, Model, one_or_more, satisfies
 
-Several = Annotated[tuple[str, ...], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
+Several = Annotated[tuple[str, ...], BeforeValidator(one_or_more)]
 
 
 def _read(name: str) -> Any:

@@ -166,21 +166,17 @@ def _opened_fifo(path: Path) -> int:
     return opened[0]
 
 
-def _read(file: BinaryIO, path: Path, limit: int) -> bytes:
-    content = file.read(limit + 1)
-    if len(content) > limit:
-        raise ConfigError(f"{path}: cannot be read: is larger than {limit} bytes; check the name")
-    return content
-
-
 def read_bytes(path: Path, limit: int = LARGEST_FILE) -> bytes:
     """Return the content of a file that `open_file` opens.
     Raises ConfigError if it cannot be read or is larger than `limit` bytes."""
     try:
         with open_file(path, limit) as file:
-            return _read(file, path, limit)
+            content = file.read(limit + 1)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; check the name") from None
+    if len(content) > limit:
+        raise ConfigError(f"{path}: cannot be read: is larger than {limit} bytes; check the name")
+    return content
 
 
 def read_text(path: Path, limit: int = LARGEST_FILE) -> str:

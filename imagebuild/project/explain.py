@@ -31,7 +31,8 @@ def explain(project: Project, target: Target) -> Iterator[Row]:
         if component in changes.with_:
             origin = f"--with; version: {origin}"
         elif component not in image.components:
-            users = [c for c in target.components if _requires(project, c, component, target)]
+            requires = {c: project.components[c].model.requires for c in target.components}
+            users = [c for c in requires if component in [project.provider(n, target.components) for n in requires[c]]]
             origin = f"needed by {', '.join(users)}; version: {origin}"
         yield f"component: {component}", version, origin
     yield "components", f"{len(image.components)} listed", _place(project, name, "components")
@@ -91,8 +92,3 @@ def _stated(project: Project, place: Loc, *inner: int) -> str:
     while owner.base and not owner.is_own(*place):
         owner = owner.base
     return owner.matrix.at(*place, *inner)
-
-
-def _requires(project: Project, component: str, wanted: str, target: Target) -> bool:
-    requires = project.components[component].model.requires
-    return any(project.provider(name, target.components) == wanted for name in requires)

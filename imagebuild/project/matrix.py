@@ -126,14 +126,6 @@ class CheckWaiver(fields.Model):
     reason: str
 
 
-def _nothing_changed(value: Any) -> Any:
-    return {} if value is None else value
-
-
-def _alias(value: Any) -> Any:
-    return {"tag": value} if isinstance(value, str) else value
-
-
 class Alias(fields.Model):
     """A tag that `imagebuild publish` moves.
     If several targets have the same alias, the last target in the matrix gets the tag."""
@@ -143,6 +135,9 @@ class Alias(fields.Model):
     `{<axis>-major}` and `{<axis>-minor}`: `13` and `13.2` for `13.2.1`."""
     when: fields.Condition = Field(default_factory=dict)
     """Condition on the targets that may get the tag."""
+
+
+AliasOrTag = Annotated[Alias, BeforeValidator(lambda given: {"tag": given} if isinstance(given, str) else given)]
 
 
 PYTHON = "python"
@@ -206,7 +201,7 @@ class Image(fields.Model):
     `{repository}/{image}:{cuda}-{os}-{revision}`. Placeholders are axes, `image`, `repository`, `revision` (the first
     seven digits of the commit), and `<name>.version`, where the name is a component or a name that a component
     provides."""
-    aliases: tuple[Annotated[Alias, BeforeValidator(_alias)], ...] = ()
+    aliases: tuple[AliasOrTag, ...] = ()
     """Tags that `imagebuild publish` moves to the newest image."""
     size_limit_mb: Annotated[int, Field(gt=0)] | dict[VariantName, Annotated[int, Field(gt=0)]] | None = None
     """Maximum size of the compressed layers in megabytes (10^6 bytes), for all variants or for each variant."""
@@ -244,6 +239,9 @@ class Image(fields.Model):
         return (*own, PYTHON) if own and self.python and PYTHON not in own else own
 
 
+ImageOrNothing = Annotated[Image, BeforeValidator(lambda given: {} if given is None else given)]
+
+
 class GitProject(fields.Model):
     """A project in a git repository, at a commit."""
 
@@ -272,7 +270,7 @@ class Matrix(fields.Model):
     """Maps each pin (usually the name of a component) to a version, or to rows of versions with conditions on axes."""
     gpu_architectures: dict[GpuCapability, GpuArchitecture] = Field(default_factory=dict)
     """Compute capabilities to compile for, in ascending order."""
-    images: dict[fields.Name, Annotated[Image, BeforeValidator(_nothing_changed)]]
+    images: dict[fields.Name, ImageOrNothing]
     """Maps the name of each image to its definition. `imagebuild plan` lists the targets."""
     rules: tuple[ExclusionRule, ...] = ()
     """Combinations of axes that are not built. Rules of the extended project also apply, unless a rule here has the

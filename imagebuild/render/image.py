@@ -9,7 +9,6 @@ from imagebuild.project.lockfile import UNRESOLVED, common_environment
 from imagebuild.project.matrix import Matrix
 from imagebuild.render.recipe import Part, PinnedPackages, Recipe
 
-"""Variables that are lists of folders. Components prepend to them instead of setting them."""
 ACCOUNTS = {"root": 0, "daemon": 1, "www-data": 33, "mpiuser": 1000, "nobody": 65534}
 """Maps accounts that all images have to the ids of the user and of its group. Distributions never change these ids."""
 GROUPS = {**ACCOUNTS, "nogroup": 65534, "users": 100}
