@@ -41,7 +41,7 @@ class FloatRange(click.FloatRange):
     name = "number"
 
 
-class Choice(click.Choice[str]):
+class WordChoice(click.Choice[str]):
     """One of several words. The message about another word proposes the most similar one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -171,9 +171,9 @@ def _parameter(name: str, hint: Any, row: Mapping[str, Any]) -> click.Parameter:
     several = get_origin(hint) in (tuple, Sequence)
     kind = get_args(hint)[0] if several else hint
     if get_origin(kind) is Literal:
-        kind = Choice(get_args(kind))
+        kind = WordChoice(get_args(kind))
     elif "choices" in row:
-        kind = Choice(row["choices"])
+        kind = WordChoice(row["choices"])
     elif kind in TYPES:
         kind = TYPES[kind](**row.get("type", {}))
     given = {

@@ -190,6 +190,13 @@ Condition = dict[str, Annotated[tuple[Wanted, ...], Field(min_length=1), BeforeV
 alternatives. All axes in the condition have to match. The key `image` stands for the name of the image."""
 
 
+class Support(Model):
+    """A condition that must hold (in `supports`) or must not hold (in `excludes`), and the reason."""
+
+    when: Condition
+    reason: str
+
+
 def natural_order(text: str) -> list[tuple[int, int, str]]:
     """Return a sort key for texts with numbers, which sorts `12.9` before `12.10`."""
     # The length of a number compares numbers of any length.

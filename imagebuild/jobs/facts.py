@@ -15,7 +15,7 @@ from imagebuild.bench.models import Collective
 from imagebuild.bench.patterns import DataFile
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, Mistakes, suggestion
-from imagebuild.core.fields import Condition, Form, Loc, Model, Variable, YamlFile
+from imagebuild.core.fields import Condition, Form, Loc, Model, Support, Variable, YamlFile
 from imagebuild.core.yaml import dotted_key, load_yaml
 
 Container = Literal["kubernetes", "pyxis", "apptainer", "none"]
@@ -62,13 +62,6 @@ CONDITIONS: Sequence[str] = DATA["conditions"]
 or `no`."""
 
 # Parts of every kind of facts file
-
-
-class Support(Model):
-    """A condition that a job must meet (in `supports`) or must not meet (in `excludes`), and the reason."""
-
-    when: Condition
-    reason: str
 
 
 class Env(Model):

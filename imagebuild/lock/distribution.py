@@ -51,7 +51,7 @@ def known_distributions() -> Mapping[str, Distribution]:
     return dict(read_yaml(Path(__file__).with_name("archives.yaml"), Distributions).model)
 
 
-class Archive(NamedTuple):
+class DistributionArchive(NamedTuple):
     """The archive of a distribution's release for an architecture."""
 
     distribution: Distribution
@@ -59,7 +59,7 @@ class Archive(NamedTuple):
     """URLs of the suites, the release itself first."""
 
 
-def archive_of(base: Base, arch: Arch) -> Archive | None:
+def archive_of(base: Base, arch: Arch) -> DistributionArchive | None:
     """Return the archive whose packages an image of this base can install. None if no archive is known."""
     name, _, tag = base.image.rpartition(":")
     distribution = known_distributions().get(name.rpartition("/")[2])
@@ -68,7 +68,7 @@ def archive_of(base: Base, arch: Arch) -> Archive | None:
             assert distribution
             own = tuple(f"{s.uri.rstrip('/')}/dists/{s.suite}/" for s in debian.debian_sources(release))
             suites = tuple(url.format(release=release) for url in distribution.suites.get(arch, ()))
-            return Archive(distribution, suites or own) if suites or own else None
+            return DistributionArchive(distribution, suites or own) if suites or own else None
     return None
 
 
@@ -90,7 +90,7 @@ def installed_packages(text: str) -> Iterator[str]:
 class ReleasePackages(PackageSource):
     """The packages that images and build stages install from the archive of a release, for one architecture."""
 
-    archive: Archive | None = None
+    archive: DistributionArchive | None = None
     owners: tuple[tuple[str, str], ...] = ()
     """Each package, with a component or image that installs it."""
 

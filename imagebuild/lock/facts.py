@@ -23,7 +23,7 @@ from zstandard import ZstdError
 
 from imagebuild.core.errors import CommandError, ResultError
 from imagebuild.core.run import RunProgram
-from imagebuild.oci.tar import CHUNK, Archive, Member, TarError, decompressed, member_path
+from imagebuild.oci.tar import CHUNK, Member, TarArchive, TarError, decompressed, member_path
 from imagebuild.project.lockfile import ImageFacts, TreeFacts, Unpacked
 
 SCRIPT_TIMEOUT_S = 30
@@ -116,12 +116,12 @@ class Contents:
                         self.texts[name] = kept
 
 
-def open_tar(file: IO[bytes]) -> Archive:
+def open_tar(file: IO[bytes]) -> TarArchive:
     """Return a reader of a tar archive, which may be compressed with gzip, bzip2, xz or zstd."""
     head = file.read(6)
     file.seek(0)
     opened = next((opener(file) for start, opener in OPENERS.items() if head.startswith(start)), None)
-    return Archive(iter(lambda: opened.read(CHUNK), b"") if opened else decompressed(file))
+    return TarArchive(iter(lambda: opened.read(CHUNK), b"") if opened else decompressed(file))
 
 
 def unpack(archive: Path, folder: Path, needs: Iterable[str] = (), contents: Contents | None = None) -> Path:
@@ -155,7 +155,7 @@ def unpack(archive: Path, folder: Path, needs: Iterable[str] = (), contents: Con
     return tops[0]
 
 
-def _unpack_member(packed: Archive, member: Member, root: Path, place: Path) -> None:
+def _unpack_member(packed: TarArchive, member: Member, root: Path, place: Path) -> None:
     folder = place if member.kind == "folder" else place.parent
     # Several symlinks, each of which stays in the folder, can together lead out of it.
     if not folder.resolve().is_relative_to(root):

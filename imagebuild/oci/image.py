@@ -32,7 +32,7 @@ from imagebuild.oci.layout import (
     unpack,
 )
 from imagebuild.oci.reference import ImageReference
-from imagebuild.oci.tar import Archive, decompressed, member_path
+from imagebuild.oci.tar import TarArchive, decompressed, member_path
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -233,7 +233,7 @@ def files_in(image: PlatformImage, needed: str, *more: str) -> dict[str, bytes]:
     for layer in reversed(image.layers):
         newest: dict[str, bytes | str | None] = {}
         with _explained(image.name), image.fetch(layer).file.open("rb") as file:
-            archive = Archive(decompressed(file))
+            archive = TarArchive(decompressed(file))
             for member in archive:
                 path = member_path(member.name) or ""
                 folder, _, name = path.rpartition("/")

@@ -22,7 +22,7 @@ from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.files import file_sha256, open_file, temporary_file, write_bytes
 from imagebuild.core.run import os_errors_as_command_errors
 from imagebuild.core.yaml import distinct_keys
-from imagebuild.oci.tar import CHUNK, GZIP, ZSTD, Archive, Member, TarError, decompressed, member_path
+from imagebuild.oci.tar import CHUNK, GZIP, ZSTD, Member, TarArchive, TarError, decompressed, member_path
 
 Compression = Literal["", "gzip", "zstd"]
 """Compression of data. Empty if the data are not compressed."""
@@ -316,14 +316,14 @@ class Blob:
 
 
 @contextmanager
-def layer_members(blob: Blob) -> Iterator[Iterator[tuple[Archive, Member, str]]]:
+def layer_members(blob: Blob) -> Iterator[Iterator[tuple[TarArchive, Member, str]]]:
     """Open a layer, and yield an iterator over its members.
 
     The iterator yields the archive (to read the content), the member and its path in the image, in the order of the
     archive. Raises ResultError, also during the iteration, if the layer cannot be read, or if the stored or the
     decompressed bytes have another digest."""
 
-    def members(archive: Archive) -> Iterator[tuple[Archive, Member, str]]:
+    def members(archive: TarArchive) -> Iterator[tuple[TarArchive, Member, str]]:
         for member in archive:
             if (path := member_path(member.name)) is not None:
                 yield archive, member, path
@@ -333,7 +333,7 @@ def layer_members(blob: Blob) -> Iterator[Iterator[tuple[Archive, Member, str]]]
     with blob.open() as file:
         if (size := blob.file.stat().st_size) != blob.size:
             raise TarError(f"its size is {size} bytes, but {blob.size} in the manifest")
-        yield members(Archive(decompressed(file) if blob.may_be_compressed else iter(lambda: file.read(CHUNK), b"")))
+        yield members(TarArchive(decompressed(file) if blob.may_be_compressed else iter(lambda: file.read(CHUNK), b"")))
 
 
 class BlobSource(Protocol):
@@ -490,9 +490,9 @@ def unpack(archive: Path | Iterable[bytes], folder: Path) -> Layout:
     try:
         with ExitStack() as stack:
             if isinstance(archive, Path):
-                members = Archive(decompressed(stack.enter_context(open_file(archive))))
+                members = TarArchive(decompressed(stack.enter_context(open_file(archive))))
             else:
-                members = Archive(archive)
+                members = TarArchive(archive)
             for member in members:
                 if (name := MEMBER.fullmatch(member.name)) and member.kind == "file":
                     path = folder / name[1]

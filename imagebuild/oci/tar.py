@@ -156,7 +156,7 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-class Archive:
+class TarArchive:
     """A tar archive that is read once, from the beginning to the end."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:

@@ -84,13 +84,6 @@ class Check(fields.Model):
         return self
 
 
-class Support(fields.Model):
-    """A condition on axes and on the component's `version`, and the reason for the condition."""
-
-    when: fields.Condition
-    reason: str
-
-
 class ConditionalRow(fields.Model):
     """Values that apply if a condition on axes, version or architecture holds."""
 
@@ -104,7 +97,7 @@ class EnvironmentRow(ConditionalRow):
     values: fields.Environment
 
 
-class Repository(fields.Model):
+class PackageRepository(fields.Model):
     """A signed package repository other than the distribution's own.
     `url` and `key` may contain the placeholders of a component's `archive`, such as `{version}`."""
 
@@ -118,7 +111,7 @@ class Repository(fields.Model):
     """Whether the base image already trusts the repository."""
 
     @model_validator(mode="after")
-    def _image_needs_key(self) -> Repository:
+    def _image_needs_key(self) -> PackageRepository:
         if self.key.startswith("package:") and not self.configured:
             raise ValueError("key: package:NAME needs `configured: true`; write the address of the key instead")
         return self
@@ -170,9 +163,9 @@ class Component(fields.Model):
     uses. The image need not contain these components."""
     variants: tuple[Variant, ...] = ("runtime", "devel")
     """Variants of an image that contain the component. Other variants are built without the component."""
-    supports: tuple[Support, ...] = ()
+    supports: tuple[fields.Support, ...] = ()
     """Conditions that a target must fulfil. A target that violates a condition is excluded."""
-    excludes: tuple[Support, ...] = ()
+    excludes: tuple[fields.Support, ...] = ()
     """Conditions that exclude a target. A target that fulfils at least one condition is excluded."""
     key: tuple[fields.Name, ...] = ()
     """Names that `build.j2` may use in addition to the component's own version: axes, `<axis>-major`, `gpu`, other
@@ -217,7 +210,7 @@ class Component(fields.Model):
     facts: tuple[ConditionalRow, ...] = ()
     """Rows of values that templates may use as placeholders. For each name, the first row that sets the name and whose
     condition holds is used."""
-    repository: Repository | None = None
+    repository: PackageRepository | None = None
     packages_from: fields.Name | None = None
     """Name of another component, whose `repository` contains the packages of this component."""
     packages: Packages = Packages()

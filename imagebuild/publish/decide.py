@@ -47,7 +47,7 @@ class PublishRule:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ImageChoice:
     """The image to publish for one platform of a target, or the reason why no image can be published."""
 
     platform: Platform
@@ -60,7 +60,7 @@ class Choice:
     reason: str = ""
 
 
-def choose_image(target: Target, platform: Platform, evidence: Evidence, staging: str) -> Choice:
+def choose_image(target: Target, platform: Platform, evidence: Evidence, staging: str) -> ImageChoice:
     """Choose the image to publish for a platform from the build results of a target.
 
     Return the digest of the image, and the builds that made the image. Return a reason instead in these cases: no build
@@ -69,21 +69,21 @@ def choose_image(target: Target, platform: Platform, evidence: Evidence, staging
     builds = [b for b in evidence.of_type(BuildResult) if b.value.target == target.id and platform in b.value.platforms]
     pushed = [build for build in builds if build.value.repository]
     if not builds:
-        return Choice(platform, reason="no build result for this platform; run `imagebuild build --push`")
+        return ImageChoice(platform, reason="no build result for this platform; run `imagebuild build --push`")
     if not pushed:
-        return Choice(platform, reason=f"built, but not pushed ({builds[0].path}); run `imagebuild build --push`")
+        return ImageChoice(platform, reason=f"built, but not pushed ({builds[0].path}); run `imagebuild build --push`")
     for path, build in ((build.path, build.value) for build in pushed):
         if build.repository != staging:
             problem = f"{path}: repository: pushed to {build.repository}, but the plan's staging is {staging}"
-            return Choice(platform, reason=f"{problem}; build with the same --registry, or remove the file")
+            return ImageChoice(platform, reason=f"{problem}; build with the same --registry, or remove the file")
         if failed := next((step for step in build.steps if step.error), None):
-            return Choice(platform, reason=f"{path}: steps: {failed.name} failed: {failed.error}; build again")
+            return ImageChoice(platform, reason=f"{path}: steps: {failed.name} failed: {failed.error}; build again")
     by_digest = {build.value.manifests[platform]: build for build in pushed}
     if len(by_digest) > 1:
         listed = ", ".join(f"{digest} ({build.path})" for digest, build in sorted(by_digest.items()))
         several = f"several builds made different images: {listed}; remove the results of all but one build"
-        return Choice(platform, reason=several)
-    return Choice(platform, digest=next(iter(by_digest)), builds=tuple(pushed))
+        return ImageChoice(platform, reason=several)
+    return ImageChoice(platform, digest=next(iter(by_digest)), builds=tuple(pushed))
 
 
 def rules_of(project: Project, target: Target) -> tuple[PublishRule, ...]:
@@ -117,7 +117,7 @@ def hashes_of(renderer: Renderer, targets: Collection[Target]) -> RenderedHashes
 
 
 def objections(
-    target: Target, choice: Choice, evidence: Evidence, policy: Publish, rules: Sequence[PublishRule]
+    target: Target, choice: ImageChoice, evidence: Evidence, policy: Publish, rules: Sequence[PublishRule]
 ) -> list[str]:
     """Return every reason why the chosen image may not be published.
 
@@ -178,7 +178,7 @@ def _label_objections(target: Target, platform: Platform, image: PlatformImage) 
 
 
 def _check_objections(
-    target: Target, choice: Choice, verifications: Sequence[EvidenceFile[VerifyResult]], policy: Publish,
+    target: Target, choice: ImageChoice, verifications: Sequence[EvidenceFile[VerifyResult]], policy: Publish,
     rules: Sequence[PublishRule],
 ) -> Iterator[str]:  # fmt: skip
     """Yield a message for each check that failed, and for each required check that was skipped or did not run."""

@@ -228,7 +228,9 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
     return Draft(target, images, index, current, wanted)
 
 
-def _with_image(choice: decide.Choice, staging: str, published: Sequence[str], connect: Connect) -> decide.Choice:
+def _with_image(
+    choice: decide.ImageChoice, staging: str, published: Sequence[str], connect: Connect
+) -> decide.ImageChoice:
     """Read the chosen image from the registry, and return the choice with the image, or with a reason.
 
     The digest that a build states must name, in the staging repository, exactly the manifests that the build states. If
@@ -271,7 +273,7 @@ def listed_images(top: Manifest, platform: str) -> list[tuple[str, str]]:
     return found if "manifests" in document else [(platform, top.digest)]
 
 
-def _provenance(choice: decide.Choice, planned: Planned, request: PublishRequest) -> NewAttachment:
+def _provenance(choice: decide.ImageChoice, planned: Planned, request: PublishRequest) -> NewAttachment:
     """Return the provenance of an image as an attachment, made from the build result of the image.
 
     Raises ResultError if the image was built from another Dockerfile than this checkout renders. Raises ConfigError if

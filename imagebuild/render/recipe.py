@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from imagebuild.core.fields import Arch, Platform, YamlFile
-from imagebuild.project.component import Component, Repository
+from imagebuild.project.component import Component, PackageRepository
 from imagebuild.project.lockfile import ImageFacts, PackageSource, Source, TreeFacts
 from imagebuild.project.matrix import Image, Pin
 from imagebuild.project.plan import Target
@@ -26,7 +26,7 @@ class OwnedSource(NamedTuple):
 class PinnedPackages:
     """The packages that a component takes from a signed repository, for one release of the distribution."""
 
-    repositories: Mapping[Arch, Repository]
+    repositories: Mapping[Arch, PackageRepository]
     packages: tuple[str, ...]
     """Packages, each as `name` or `name=version`."""
     keys: Mapping[str, str]

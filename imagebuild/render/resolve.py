@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import ARCHS, CPUS, Arch, axis_facts, satisfies
 from imagebuild.project import lockfile
-from imagebuild.project.component import Component, Repository, first_values
+from imagebuild.project.component import Component, PackageRepository, first_values
 from imagebuild.project.matrix import FIELD, Image, Pin
 from imagebuild.project.plan import Target
 from imagebuild.project.project import Project
@@ -332,7 +332,7 @@ def _pinned_packages(chosen: _Chosen, name: str, *, every: bool, stage: bool) ->
     if repository is None:
         return None
     packages = _packages(chosen, name, every=every)
-    by_arch: dict[Arch, Repository] = {}
+    by_arch: dict[Arch, PackageRepository] = {}
     for arch in archs_of(chosen.target):
         values = _values(chosen, owner, arch, stage=stage)
         url, key = (_fill(chosen, owner, text, values, "repository") for text in (repository.url, repository.key))

@@ -126,7 +126,7 @@ def _run(node: Container, script: str, **environment: str) -> str:
     return done.output.strip()
 
 
-class Cluster:
+class ContainerCluster:
     """Nodes that connect to each other by ssh. Commands run at the same time on different nodes."""
 
     def __init__(self, nodes: Sequence[Container]) -> None:
@@ -281,7 +281,7 @@ class DockerSession(Session):
         self._closed = False
         self._starting = Lock()
         self._idle = [container]
-        self._clusters: dict[int, Cluster | CommandError] = {}
+        self._clusters: dict[int, ContainerCluster | CommandError] = {}
         self._connecting = Lock()
         why = {"slurm": "the docker runner does not use Slurm", "nodes": "the image lacks ssh, ssh-keygen or sshd"}
         if "device_requests" not in options:
@@ -336,7 +336,7 @@ class DockerSession(Session):
                 connect_nodes(nodes, key)
         return execution
 
-    def _cluster(self, nodes: int) -> Cluster | CommandError:
+    def _cluster(self, nodes: int) -> ContainerCluster | CommandError:
         """Return a cluster with at least this number of nodes, or why it did not start. It is started once.
         A cluster with GPUs has exactly this number of nodes, because the nodes share the GPUs."""
         size = nodes if self.surroundings.gpus else max(nodes, self.most_nodes)
@@ -345,7 +345,7 @@ class DockerSession(Session):
             if size not in self._clusters:
                 try:
                     started = self._start(node_containers(self._client, self.image, size, options))
-                    self._clusters[size] = Cluster(started)
+                    self._clusters[size] = ContainerCluster(started)
                 except CommandError as error:
                     self._clusters[size] = error
             return self._clusters[size]

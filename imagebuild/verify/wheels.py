@@ -19,7 +19,7 @@ NCCL = re.compile(r"NCCL version (?P<version>[\d.]+)(\+cuda(?P<cuda>\d+))?")
 
 
 @dataclass(frozen=True)
-class Wheel:
+class InstalledWheel:
     """A wheel that pip or a similar program has installed."""
 
     name: str
@@ -31,11 +31,11 @@ class Wheel:
         return f"{self.name} {self.version}"
 
 
-def installed_wheels(inspection: Inspection) -> list[Wheel]:
+def installed_wheels(inspection: Inspection) -> list[InstalledWheel]:
     """Return the wheels whose RECORD is in the image.
 
     Those that conda made are left out, as it changes their files, and those inside another wheel, which may do so."""
-    wheels: dict[str, Wheel] = {}
+    wheels: dict[str, InstalledWheel] = {}
     for entry in inspection.tree:
         if (match := RECORD.match(entry.path)) and entry.text:
             installer = inspection.tree.find(entry.path.replace("/RECORD", "/INSTALLER"))
@@ -48,12 +48,12 @@ def installed_wheels(inspection: Inspection) -> list[Wheel]:
                 # pip writes scripts, which are in other folders, and compiles modules.
                 if code.startswith("sha256=") and real.startswith(f"{match['site']}/") and not path.endswith(".pyc"):
                     files[real] = record_hash(code)
-            wheels[entry.path] = Wheel(match["name"].replace("_", "-"), match["version"], files)
+            wheels[entry.path] = InstalledWheel(match["name"].replace("_", "-"), match["version"], files)
     inner = {path for wheel in wheels.values() for path in wheel.files}
     return [wheel for path, wheel in wheels.items() if path not in inner]
 
 
-def is_public_test(entry: FileEntry, installed: Iterable[Wheel]) -> bool:
+def is_public_test(entry: FileEntry, installed: Iterable[InstalledWheel]) -> bool:
     """Return whether a file is a part of the tests that a wheel brought."""
     return "/test" in f"/{entry.path}" and any(
         wheel.files.get(entry.path) == entry.content_sha256 for wheel in installed
@@ -74,7 +74,7 @@ def wheels(inspection: Inspection) -> Iterator[Finding]:
 
     A missing file is not reported, because images may leave out tests and similar files."""
     installed = installed_wheels(inspection)
-    owners: dict[str, list[Wheel]] = {}
+    owners: dict[str, list[InstalledWheel]] = {}
     for wheel in installed:
         for path in wheel.files:
             owners.setdefault(path, []).append(wheel)
@@ -112,7 +112,7 @@ def _identity(entry: FileEntry | None) -> str:
     return f"; it is {found[0].replace(' version', '')}" if (found := _version(entry)) else ""
 
 
-def _other_version(wheel: Wheel, entry: FileEntry) -> str:
+def _other_version(wheel: InstalledWheel, entry: FileEntry) -> str:
     """Return how the library in a wheel of NCCL differs from the wheel's name and version; empty if it does not."""
     suffix = re.fullmatch(r"nvidia-nccl-cu(\d+)", wheel.name)
     if not suffix or not (found := _version(entry)):

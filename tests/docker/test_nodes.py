@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from docker import DockerClient
 
-from imagebuild.verify.docker import Cluster, NodesUnreachable, node_containers
+from imagebuild.verify.docker import ContainerCluster, NodesUnreachable, node_containers
 from tests.conftest import data
 from tests.docker.conftest import REPOSITORY, Built, Imagebuild, containers, until, unused_networks
 from tests.docker.test_quickstart import docker_build
@@ -46,7 +46,7 @@ def test_nothing_is_left_of_nodes_that_do_not_reach_each_other(
     tag = f"{REPOSITORY}/no-ssh:1"
     docker_build(f"FROM {quickstart.tag}\nRUN rm /usr/bin/ssh\n", "--tag", tag)
     with pytest.raises(NodesUnreachable, match="no ssh$"), node_containers(client, tag, 2) as nodes:
-        Cluster(nodes)
+        ContainerCluster(nodes)
     assert not containers(client)
     assert until(lambda: unused_networks(client) <= before)
 
@@ -55,7 +55,7 @@ def test_keys_are_of_this_cluster_and_in_memory(quickstart: Built, client: Docke
     seen = set()
     for _ in range(2):
         with node_containers(client, quickstart.tag, 2) as nodes:
-            Cluster(nodes)
+            ContainerCluster(nodes)
             script = "stat -f -c %T ~/.ssh; ssh-keygen -y -f ~/.ssh/id_ed25519"
             for user in ("root", "mpiuser"):
                 done = nodes[1].exec_run(["bash", "-euc", script], user=user)

@@ -16,7 +16,7 @@ from imagebuild.bench.verification import CheckResult, VerifyResult
 from imagebuild.oci.engine import sleeping_containers
 from imagebuild.project.load import load_project
 from imagebuild.verify.checks import FAILED_LINE, judge_check, select_checks
-from imagebuild.verify.docker import Cluster, cluster_names, node_containers
+from imagebuild.verify.docker import ContainerCluster, cluster_names, node_containers
 from imagebuild.verify.runner import Execution
 from tests.conftest import ROOT
 from tests.docker.conftest import (
@@ -103,7 +103,7 @@ def test_hosts_of_a_prefix_are_nodes(
 ) -> None:
     chosen = {"openmpi-distro/four-nodes-as-user", "ucx-distro/two-nodes", "sshd/refuses-root", "sshd/host-keys"}
     with node_containers(client, quickstart.tag, 4) as nodes:
-        Cluster(nodes)
+        ContainerCluster(nodes)
         result = verify(
             TARGET, "--runner", f"exec:docker exec {nodes[0].name}", "--hosts", ",".join(cluster_names(4)),
             *(f"--only={name}" for name in chosen),
