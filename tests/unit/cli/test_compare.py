@@ -70,16 +70,6 @@ def test_ssh_gets_the_script_as_one_word(command: Call, program: Path, tmp_path:
     assert text.count("imagebuild-compare end 0") == 26
 
 
-def test_wrong_options(command: Call, program: Path, tmp_path: Path) -> None:
-    for words, says in (
-        (("compare", "env:A=1,2", "--", program), "-o: is missing; name the file for the log"),
-        (("compare", "env:A=1,2", "-o", tmp_path / "x", "--runner", "docker", "--", program), "must be exec:PREFIX"),
-        (("report", tmp_path / "Ring0", "--allow-loss", "2"), "--allow-loss: no file is the log of a comparison"),
-    ):
-        status, _, err = command(*words)
-        assert (status, says in err) == (2, True), err
-
-
 VERSIONS = (
     "2.27.7",
     "2.28.3",
@@ -228,12 +218,19 @@ def test_values_and_wheels(command: Call, place: Path) -> None:
     assert len(list((place / "libs").glob("nccl-2.29.7"))) == 1
 
 
-def test_wrong_versions_and_logs(command: Call, place: Path) -> None:
+def test_wrong_options(command: Call, place: Path, program: Path, tmp_path: Path) -> None:
+    libraries = ("--libraries", place / "libs", "-o", tmp_path / "b.log", "--", program)
     for words, says in (
-        ((*NCCL[:5], "2.33.0", "--offline"), "--bad 2.33.0: not among the versions in"),
-        (("bisect", "nccl", "--good", "2.32.3", "--bad", "2.27.7", "--offline"), "must be later than --good"),
+        (("compare", "env:A=1,2", "--", program), "-o: is missing; name the file for the log"),
+        (("compare", "env:A=1,2", "-o", tmp_path / "x", "--runner", "docker", "--", program), "must be exec:PREFIX"),
+        (("report", tmp_path / "Ring0", "--allow-loss", "2"), "--allow-loss: no file is the log of a comparison"),
+        ((*NCCL[:5], "2.33.0", "--offline", *libraries), "--bad 2.33.0: not among the versions in"),
+        (
+            ("bisect", "nccl", "--good", "2.32.3", "--bad", "2.27.7", "--offline", *libraries),
+            "must be later than --good",
+        ),
     ):
-        status, _, err = call(command, place, *words)
+        status, _, err = command(*words)
         assert (status, says in err) == (2, True), err
     (place / "b.log").write_text("my notes\n")
     assert "exists, and is not the log of a bisection" in call(command, place)[2]

@@ -19,8 +19,6 @@ from tests.publish_fakes import COMMIT, HOST, NEW, Site
 from tests.registry_fake import index, put_image
 from tests.unit.conftest import Call
 
-CASES = data("cases/cli/publish")
-
 TAG = f"{HOST}/acme/tiny:cuda13.0-tool3.4-{COMMIT[:7]}"
 
 
@@ -169,14 +167,3 @@ def test_the_worst_exit_status_counts(folder: Path, command: Call) -> None:
     (folder / "0/a/result.json").write_text("{}")
     status, _, err = command("each", folder, "--", "x")
     assert (status, "use the version of imagebuild that wrote it" in err) == (5, True)
-
-
-@pytest.mark.parametrize(("key", "value"), CASES["a-value-of-a-result-becomes-no-option"])
-def test_a_value_of_a_result_becomes_no_option(folder: Path, command: Call, key: str, value: str) -> None:
-    result = folder / "0/a/result.json"
-    content = json.loads(result.read_text())
-    content |= {"manifests": {"linux/amd64": value}} if key == "digest" else {key: value}
-    result.write_text(json.dumps(content))
-    words = ("{target}", "{image}", "{index}", "{folder}")
-    status, _, err = command("each", folder, "--", sys.executable, "-c", f"open('{folder}/log', 'w')", *words)
-    assert (status, (folder / "log").exists()) == (5, False), err

@@ -319,23 +319,17 @@ def test_someone_who_is_logged_in(folder: Path, server: FakeRegistry, scheme: st
     assert len(server.asked) == 3 + 2 + 1 + 3 + len(server.tokens)
 
 
-def test_mounting_takes_a_token_for_both_repositories(folder: Path, server: FakeRegistry) -> None:
+@pytest.mark.parametrize("mounts", [True, False])
+def test_a_copy_takes_a_token_for_both_repositories(folder: Path, server: FakeRegistry, mounts: bool) -> None:
+    """What cannot be mounted is sent once."""
     described = put_image(server, "a-staging")
-    server.wants = "bearer"
+    server.wants, server.mounts = "bearer", mounts
     log_in(folder, server.address)
     registry = connect(server.address, 0)
     moved = copy_image(described.digest, registry.at("a-staging"), registry.at("a"))
-    assert (moved["mounted"], moved["blobs"]) == (2, 0)
+    assert (moved["mounted"], moved["blobs"]) == ((2, 0) if mounts else (0, 2))
+    assert server.asked_for("PUT", "/uploads/") == moved["blobs"]
     assert {"repository:a:push", "repository:a:pull", "repository:a-staging:pull"} in server.tokens.values()
-
-
-def test_an_upload_that_cannot_be_mounted_is_sent_once_with_its_token(folder: Path, server: FakeRegistry) -> None:
-    described = put_image(server, "a-staging")
-    server.wants, server.mounts = "bearer", False
-    log_in(folder, server.address)
-    registry = connect(server.address, 0)
-    assert copy_image(described.digest, registry.at("a-staging"), registry.at("a"))["blobs"] == 2
-    assert server.asked_for("PUT", "/uploads/") == 2
 
 
 def test_identity_token(folder: Path, server: FakeRegistry) -> None:

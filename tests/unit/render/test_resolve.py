@@ -1,4 +1,3 @@
-from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +9,9 @@ from imagebuild.core.fields import Platform
 from imagebuild.project.load import load_project
 from imagebuild.project.lockfile import Archive, WheelSet
 from imagebuild.project.plan import Plan, make_plan
-from imagebuild.project.project import Project
 from imagebuild.render.renderer import Renderer
 from imagebuild.render.resolve import resolve_recipe
 from tests.conftest import ROOT, Files
-
-
-def test_a_recipe_does_not_change_and_is_the_same_alone_and_with_others(
-    project: Project, renderer: Renderer, full_plan: Plan
-) -> None:
-    for target in full_plan.targets[::7]:
-        alone, shared = resolve_recipe(project, target), renderer.recipe(target)
-        assert (alone.sources, alone.lock_hash, alone.base) == (shared.sources, shared.lock_hash, shared.base)
-        assert [*alone.parts] == [*shared.parts]
-        with pytest.raises(FrozenInstanceError):
-            alone.lock_hash = ""  # type: ignore[misc]
 
 
 def test_targets_share_parts(renderer: Renderer, full_plan: Plan) -> None:
