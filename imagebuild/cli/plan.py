@@ -89,30 +89,24 @@ def plan(
 
     def show() -> None:
         from imagebuild.core.console import err, out, print_table
-        from imagebuild.project.lockfile import lacks, source_title
 
         # For JSON, every Dockerfile was rendered above. Rendering includes this check.
         if not whole:
             workspace.renderer.check(targets)
-        needs: dict[str, dict[str, bool]] = {}
-        for target in targets:
-            own = needs[target.id] = {}
-            for source in {owned.source for owned in workspace.renderer.recipe(target).sources}:
-                title = source_title(source)
-                own[title] = own.get(title, False) or bool(lacks(workspace.project.lock, source))
-        unpinned = Counter(title for own in needs.values() for title, lacking in own.items() if lacking)
         rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.name) for t in targets]
-        if unpinned:
-            locked = [
-                (*row[:2], f"{list(own.values()).count(False)} of {len(own)}", row[2])
-                for row, own in zip(rows, needs.values(), strict=True)
-            ]
+        states = {target.id: lock_states(workspace, target) for target in targets}
+        if unready := Counter((state, title) for own in states.values() for title, state in own.items() if state):
+            counted = [Counter(own.values()) for own in states.values()]
+            shares = [f"{of.total() - of['not locked']} of {of.total()}" + unread_part(of) for of in counted]
+            locked = [(*row[:2], share, row[2]) for row, share in zip(rows, shares, strict=True)]
             print_table(("target", "platforms", "locked", "image"), locked, whole=["locked", "image"])
             out.print()
-            print_table(("not locked", "targets"), [(title, str(number)) for title, number in sorted(unpinned.items())])
-            images = {t.image for t in targets if any(needs[t.id].values())}
+            lines = [(title, state, str(number)) for (state, title), number in sorted(unready.items())]
+            print_table(("source", "is", "targets"), lines)
+            images = {t.image for t in targets if any(states[t.id].values())}
             command = workspace.project.changes.lock_command(*sorted(images))
-            err.print(f"sources without a pin: {len(unpinned)}; `{command}` pins them")
+            of = Counter(state for state, _ in unready)
+            err.print(f"sources without a pin: {of['not locked']}{unread_part(of)}; `{command}` completes the lock")
         else:
             print_table(("target", "platforms", "image"), rows, whole=["image"])
         if restricted:
@@ -123,6 +117,22 @@ def plan(
             print_table(("not built", "rule", "reason"), [(e.id, e.rule, e.reason) for e in excluded])
 
     options.print_result(json_file, whole, show)
+
+
+def lock_states(workspace: options.Workspace, target: Target) -> dict[str, str]:
+    """Map each source of a target to its state: `not locked`, `not read` (pinned, but without facts), or empty."""
+    from imagebuild.project.lockfile import UNREAD, lacks, source_title
+
+    states: dict[str, str] = {}
+    for source in {owned.source for owned in workspace.renderer.recipe(target).sources}:
+        lacking, title = lacks(workspace.project.lock, source), source_title(source)
+        states[title] = states.get(title) or ("not read" if lacking == UNREAD else "not locked" if lacking else "")
+    return states
+
+
+def unread_part(states: Counter[str]) -> str:
+    """Return the part of a message that says how many sources are pinned, but not read."""
+    return f", not read: {states['not read']}" if states["not read"] else ""
 
 
 def write_osv(file: str | None) -> bool:

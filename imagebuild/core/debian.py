@@ -110,6 +110,8 @@ class Offers(NamedTuple):
     """Maps each name to the versions of the package, oldest first."""
     providers: Mapping[str, list[str]] = MappingProxyType({})
     """Maps each name to the other packages that provide it."""
+    hashes: Mapping[str, Collection[str]] = MappingProxyType({})
+    """Maps each package, as `name=version`, to the sha256 of its files."""
 
 
 def paragraphs_about(index: str, names: Iterable[str]) -> Iterator[Deb822]:
@@ -126,6 +128,7 @@ def offers_in_index(index: str, names: Iterable[str], archs: Collection[str] = (
     """Return what a package index offers for the names.
     A version counts if it exists for each of `archs`. A version that dpkg could not read does not count."""
     found: dict[str, dict[str, set[str]]] = {name: {} for name in names}
+    hashes: dict[str, set[str]] = {}
     providers: dict[str, set[str]] = {name: set() for name in found}
     for package in paragraphs_about(index, found):
         name, version, arch = (package.get(field, "") for field in ("Package", "Version", "Architecture"))
@@ -133,6 +136,7 @@ def offers_in_index(index: str, names: Iterable[str], archs: Collection[str] = (
             version_key(version)
             if name in found:
                 found[name].setdefault(version, set()).update(archs if arch in ("", "all") else [arch])
+                hashes.setdefault(f"{name}={version}", set()).add(package.get("SHA256", ""))
             for text in package.get("Provides", "").split(",") if not archs or arch in (*archs, "all", "") else ():
                 other = re.split(r"[\s(:]", text.strip())[0]
                 if other in providers and other != name:
@@ -140,6 +144,7 @@ def offers_in_index(index: str, names: Iterable[str], archs: Collection[str] = (
     return Offers(
         {name: sorted((v for v in of if of[v] >= set(archs)), key=version_key) for name, of in found.items()},
         {name: sorted(others) for name, others in providers.items() if others},
+        hashes,
     )
 
 

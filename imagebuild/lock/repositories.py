@@ -6,7 +6,7 @@ import hashlib
 import io
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -160,6 +160,8 @@ class PackageIndex(NamedTuple):
     """Maps each package to its versions, oldest first."""
     providers: Mapping[str, list[str]] = MappingProxyType({})
     """Maps each package to the other packages that provide it."""
+    hashes: Mapping[str, Collection[str]] = MappingProxyType({})
+    """Maps each package, as `name=version`, to the sha256 of its files."""
 
 
 class SignedSuite(NamedTuple):
@@ -262,8 +264,8 @@ def locked_repository(source: PackageSource, index: PackageIndex, known: LockedR
     """Return the lock entry of a repository: its key, and the versions of the requested packages.
 
     `known` is the existing entry, whose versions are kept. A package that the repository does not have gets no version.
-    Raises ConfigError if the repository is not signed by the key in the `known` entry."""
-    fingerprint = check_key(source.url, index, known)
+    Raises ConfigError if the repository differs from the `known` entry, as `check_known` does."""
+    fingerprint = check_known(source.url, index, known)
     packages, candidates = (known.packages, known.candidates) if known else ({}, {})
     chosen, _ = choose(index.versions, [package for package in source.packages if package not in packages])
     candidates = candidates | {name: tuple(versions) for name, versions in index.versions.items()}
@@ -271,8 +273,14 @@ def locked_repository(source: PackageSource, index: PackageIndex, known: LockedR
     return LockedRepository(fingerprint=fingerprint, packages=packages | chosen, candidates=there)
 
 
-def check_key(url: str, index: PackageIndex, known: LockedRepository | None) -> str:
-    """Return the fingerprint of the key that signed a repository. Raises ConfigError if the lock has another key."""
+def check_known(url: str, index: PackageIndex, known: LockedRepository | None) -> str:
+    """Return the fingerprint of the key that signed a repository.
+    Raises ConfigError if the lock has another key, or another hash of a package."""
+    for package, sha256 in (known.hashes or {}).items() if known else ():
+        if sha256 not in index.hashes.get(package, [sha256]):
+            listed = ", ".join(index.hashes[package])
+            problem = f"{package} has the sha256 {listed}, but imagebuild.lock says {sha256}"
+            raise ConfigError(f"{url}: {problem}; {debian.RETRY}")
     if known is None or known.fingerprint in index.fingerprints:
         return known.fingerprint if known else index.fingerprints[0]
     raise ConfigError(

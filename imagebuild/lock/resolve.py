@@ -361,7 +361,7 @@ class LockFile:
             packages = {name: version for name, version in known.packages.items() if name not in source.packages}
             candidates = {name: versions for name, versions in known.candidates.items() if name not in asked}
             merged = {"packages": packages | entry.packages, "candidates": candidates | entry.candidates}
-            return entry.model_copy(update=merged)
+            return entry.model_copy(update={**merged, "hashes": known.hashes})
 
         def settle(source: Source, answer: Entry | ImagebuildError) -> tuple[str, bool]:
             if isinstance(answer, ImagebuildError):
@@ -555,7 +555,7 @@ def packages_there(source: PackageSource, entry: LockedRepository | None, upstre
     wanted = [f"{repositories.name_of(p)}={locked[p]}" if p in locked else p for p in source.packages]
     chosen, problems = repositories.choose(index.versions, wanted, index.providers)
     try:
-        repositories.check_key(source.url, index, entry)
+        repositories.check_known(source.url, index, entry)
     except ConfigError as error:
         problems.insert(0, failure(source, error)[1])
     if problems:

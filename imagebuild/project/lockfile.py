@@ -268,6 +268,8 @@ class LockedRepository(Model):
     instead of the name, because another target may request another version."""
     candidates: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Maps each package to all its versions in the repository, oldest first."""
+    hashes: dict[str, Sha256] | None = None
+    """Maps packages, as `name=version`, to the sha256 that another place states for their files."""
 
 
 class Lock(Model):

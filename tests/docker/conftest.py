@@ -542,10 +542,13 @@ def own_registry(folder: Path, *, deletes: bool = True) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def upstream(host: str, request: pytest.FixtureRequest) -> Iterator[Upstream]:
     """Serve the stand-in for NVIDIA's servers, without faults."""
-    from tests.upstream.standin import PROGRAMS, Upstream  # noqa: PLC0415 - most tests do not need it
+    from tests.docker.standin import TARGETS  # noqa: PLC0415 - most tests do not need it
+    from tests.upstream import bases  # noqa: PLC0415
+    from tests.upstream.standin import PROGRAMS, Upstream  # noqa: PLC0415
 
     install(PROGRAMS)
-    made = Upstream.make(sources=request.config.getoption("--whole-hpcx"))
+    whole = request.config.getoption("--whole-hpcx")
+    made = Upstream.make(bases.of_targets(whole or TARGETS), sources=bool(whole))
     with made.serve():
         yield made
 
@@ -555,8 +558,8 @@ def locked(upstream: Upstream, tmp_path_factory: pytest.TempPathFactory, client:
     """Return a project that uses the stand-in, with a complete lock for the tested targets."""
     from tests.docker import standin  # noqa: PLC0415 - most tests do not need it
 
-    folder = standin.project(tmp_path_factory.mktemp("hpcx"), upstream.configuration)
+    folder = standin.project(tmp_path_factory.mktemp("hpcx"), upstream)
     with watched(client, host) as environ:
         run = Imagebuild(folder, {**environ, "IMAGEBUILD_CONFIG": str(folder / "config.yaml")})
-        standin.lock(run, f"{standin.TARGETS}-*")
+        standin.lock(run, f"{upstream.cuda.targets}-*")
     return folder

@@ -7,14 +7,17 @@ packages. tests/upstream/README.md lists the differences.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from docker import DockerClient
 
+from imagebuild.core.run import run_program
 from tests.docker.conftest import REPOSITORY, Imagebuild, edited_matrix, watched
-from tests.docker.standin import TARGETS
+from tests.upstream import hpcx
+from tests.upstream.standin import Upstream
 
 pytestmark = pytest.mark.docker
 
@@ -28,9 +31,9 @@ EXPECTED = ("no gpu", "no rdma", "no slurm", "only for", "no size-limit-mb")
 
 
 def test_every_line_runs_and_every_check_passes(
-    locked: Path, client: DockerClient, host: str, request: pytest.FixtureRequest, tmp_path: Path
+    locked: Path, upstream: Upstream, client: DockerClient, host: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "project"
+    folder, targets = tmp_path / "project", upstream.cuda.targets
     shutil.copytree(locked, folder)
     whole = request.config.getoption("--whole-hpcx")
     if not whole:
@@ -40,12 +43,42 @@ def test_every_line_runs_and_every_check_passes(
     with watched(client, host) as environ:
         limit = 7200 if whole else 2400  # Open MPI takes half an hour on two idle cores, and longer on busy ones
         run = Imagebuild(folder, {**environ, "IMAGEBUILD_CONFIG": str(folder / "config.yaml")}, limit=limit)
-        run("build", f"{TARGETS}-*")
+        run("build", f"{targets}-*")
         for variant in ("devel", "runtime"):
             file = folder / f"{variant}.json"
-            image = f"{REPOSITORY}/{TARGETS.replace('-', ':', 1)}-{variant}"
+            image = f"{REPOSITORY}/{targets.replace('-', ':', 1)}-{variant}"
             run("verify", image, "--json", file)
             checks = json.loads(file.read_text())["checks"]
             assert {c["outcome"] for c in checks} == {"passed", "skipped"}
             reasons = [c["reason"] for c in checks if c["outcome"] == "skipped"]
             assert all(any(part in reason for part in EXPECTED) for reason in reasons), reasons
+
+
+def test_the_stage_hpcx_for_arm64(locked: Path, upstream: Upstream, environ: dict[str, str], tmp_path: Path) -> None:
+    """The stage unpacks HPC-X and removes what names other folders. Packages for arm64 are not in the stand-in."""
+    folder, target = tmp_path / "project", f"{upstream.cuda.targets}-devel"
+    shutil.copytree(locked, folder)
+    with edited_matrix(folder) as matrix:
+        matrix["images"]["hpcx"]["platforms"] = ["linux/amd64", "linux/arm64"]
+    run = Imagebuild(folder, {**environ, "IMAGEBUILD_CONFIG": str(folder / "config.yaml")})
+    archive = upstream.root / hpcx.HOST / upstream.archive("aarch64").path
+    complaint = run("lock", target, "--platform", "linux/arm64", expect=4).err
+    assert "arm64-sbsa" in complaint
+    assert archive.name not in complaint
+    whole = run("render", target, "--unresolved").out
+    (folder / "Dockerfile").write_text(f"{whole}\nFROM scratch AS only\nCOPY --from=hpcx /out /\n")
+    base = re.search(r"BUILDPLATFORM (\S+) AS unpack", whole)
+    assert base
+    (sources := tmp_path / "sources").mkdir()
+    shutil.copy(archive, sources)
+    images = f"docker-image://127.0.0.1:{upstream.ports['registry']}/library"
+    run_program(
+        "docker", "buildx", "build", "--platform", "linux/arm64", "--target", "only", "--file", str(folder / "Dockerfile"),
+        "--build-context", f"{base[1]}={images}/{base[1]}", "--build-context", f"hpcx-source-arm64={sources}",
+        "--output", f"type=local,dest={tmp_path}/made", str(sources),
+    )  # fmt: skip
+    for variant in ("devel", "runtime"):
+        top = tmp_path / "made" / variant / "opt/hpcx"
+        assert (top / "ucx/lib/libucp.so.0").read_bytes()[18] == hpcx.MACHINES["aarch64"]
+        texts = [path.read_bytes() for path in top.rglob("*") if path.is_file()]
+        assert not [text for text in texts if b"ompi5" in text or archive.stem.encode() in text]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,11 +24,12 @@ from tests.unit.image_files import elf
 from tests.upstream import hpcx, packages
 from tests.upstream.keys import CUDA, DOCA, STRANGER
 from tests.upstream.server import Server
-from tests.upstream.standin import ARCHIVE, Upstream
+from tests.upstream.standin import Upstream
 
 pytestmark = pytest.mark.docker
 
 TARGET = f"{TARGETS}-runtime"
+ARCHIVE = hpcx.Distribution("ubuntu24.04", 13)
 DOCA_FOLDER = f"/{packages.DOCA_FOLDERS[0]}/"
 """The path of the DOCA repository for the distribution of the build stages."""
 DOCA_URL = f"https:/{DOCA_FOLDER}"
@@ -94,6 +96,13 @@ class Project:
         checks = json.loads(results.read_text())["checks"]
         return {c["check"]: c["output"] for c in checks if c["outcome"] == "failed"}
 
+    def check_report(self, *causes: str) -> None:
+        """Check that the file that a user sends after a failure contains its causes."""
+        self.run("bug-report")
+        with tarfile.open(self.folder / "imagebuild-bug-report.tar.gz") as sent:
+            files = [file.read().decode() for member in sent if (file := sent.extractfile(member))]
+        assert not [cause for cause in causes if not any(cause in text for text in files)]
+
 
 @pytest.fixture
 def project(locked: Path, upstream: Upstream, environ: dict[str, str], tmp_path: Path) -> Iterator[Project]:
@@ -124,6 +133,7 @@ def test_a_repository_signed_by_another_key_that_was_published(project: Project)
     failed = project.failed_stage("doca-ofed")
     assert f"expected the key {trusted} of imagebuild.lock in {DOCA_URL}doca_keyring.gpg, found:" in failed
     assert other in failed
+    project.check_report(f"expected the key {trusted} of imagebuild.lock in {DOCA_URL}doca_keyring.gpg, found:", other)
 
 
 def test_an_archive_that_is_cut_short(project: Project) -> None:
@@ -134,6 +144,7 @@ def test_an_archive_that_is_cut_short(project: Project) -> None:
     project.unpin()
     assert problem.removeprefix(PATH) in project.run("lock", TARGET, expect=4).err
     assert URL not in project.lock["archives"]
+    project.check_report(f"the transfer ended after {size // 2} of {size} bytes")
 
 
 def test_an_archive_for_another_cuda_with_the_place_of_another_build(project: Project) -> None:
@@ -147,6 +158,7 @@ def test_an_archive_for_another_cuda_with_the_place_of_another_build(project: Pr
     assert outputs.keys() >= {"prefix", "cuda-major"}
     assert "/opt/hpcx/ucx/lib/libucs.la" in outputs["prefix"]
     assert re.findall(r"libcudart\.so\.\d+", outputs["cuda-major"]) == ["libcudart.so.12"] * 2, "listed, and refused"
+    project.check_report(*(json.dumps(output, ensure_ascii=False)[1:-1] for output in outputs.values()))
 
 
 def test_sources_that_have_no_pin(project: Project) -> None:

@@ -320,7 +320,8 @@ def test_archives_that_are_none(tmp_path: Path) -> None:
 # Repositories
 
 VERSIONS = ("libnccl2 2.30.7-1+cuda13.3", "libnccl2 2.32.3-1+cuda12.9", "libnccl2 2.32.3-1+cuda13.4", "libxpmem0 1")
-INDEX = "".join("Package: {0}\nVersion: {1}\nFilename: {0}.deb\n\n".format(*version.split()) for version in VERSIONS)
+PARAGRAPH = f"Package: {{0}}\nVersion: {{1}}\nFilename: {{0}}.deb\nSHA256: {0:064}\n\n"
+INDEX = "".join(PARAGRAPH.format(*version.split()) for version in VERSIONS)
 WANTED = ("libnccl2=2.32.3-1+cuda13.4", "libxpmem0")
 KEYRING = yaml.safe_load(packages.EVIDENCE.read_text())["keyring"]
 
@@ -344,8 +345,11 @@ def repository(row: Row, shown: packages.Repository, keys: Keys) -> dict[str, by
     hashed = {f"by-hash/SHA256/{hashlib.sha256(data).hexdigest()}": data for data in indexes.values()}
     lines = [f" {hashlib.sha256(data).hexdigest()} {len(data)} {name}" for name, data in indexes.items()]
     release = substituted(row.get("release"), "\n".join(["Origin: shown", "SHA256:", *lines, ""])).encode()
-    signed = {"Release": release, **keys.sign(release, row.get("by", shown.key))}
-    published = {name: (keys.public / key).read_bytes() for name, key in shown.files.items()}
+    signed = {"Release": release, **keys.sign(release, *row.get("by", shown.key).split())}
+    named = {name: (row.get("beside", [Path(key).stem]), Path(key).suffix) for name, key in shown.files.items()}
+    published = {
+        name: b"".join((keys.public / f"{key}{form}").read_bytes() for key in of) for name, (of, form) in named.items()
+    }
     files = {"keyring.deb": deb, **indexes, **(hashed if row.get("by-hash") else {}), **signed, **published}
     there = {n: data for n, data in files.items() if not any(fnmatchcase(n, p) for p in row.get("gone", ()))}
     return {**there, **{name: text.encode() for name, text in row.get("content", {}).items()}}
@@ -360,17 +364,18 @@ def repository_line(row: Row, keys: Keys, root: Path) -> str:
     url = f"https://{shown.path}/"
     key = f"package:{KEYRING['package']}" if shown.of == "cuda" else f"{url}doca_keyring.gpg"
     source = PackageSource(url, "/", key, WANTED, ("amd64",))
-    known = LockedRepository(fingerprint=keys.fingerprint(row["known"])) if "known" in row else None
+    locked = keys.fingerprint(row.get("known", shown.key))
+    known = LockedRepository(fingerprint=locked, hashes=row.get("hashes")) if {*row} & {"known", "hashes"} else None
     with Server(root, moved=row.get("moved", False)).running() as server:
         upstream = Upstream(
             Mirrors(downloads={url: f"http://127.0.0.1:{server.port}/{shown.path}/"}), patience=Patience(0.1, 0.001)
         )
         if "stops" in row:
-            by, trusted = (keys.fingerprint(row.get(of, shown.key)) for of in ("by", "known"))
+            by, trusted = (keys.fingerprint(row.get(of, shown.key).split()[-1]) for of in ("by", "known"))
             with pytest.raises(ImagebuildError, match=row["stops"].format(by=by, known=trusted)) as stopped:
                 upstream.resolve(source, known, lambda *_: None)
             message, own = str(stopped.value), f"http://127.0.0.1:{server.port}/own.gpg"
-            shutil.copy(keys.public / f"{row.get('by', shown.key)}.gpg", root / "own.gpg")
+            shutil.copy(keys.public / f"{row.get('by', shown.key).split()[-1]}.gpg", root / "own.gpg")
             for name, content in repository({}, shown, keys).items():
                 (root / "mirror" / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / "mirror" / name).write_bytes(content)

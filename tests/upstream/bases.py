@@ -30,6 +30,13 @@ class Cuda:
     version: str
     os: str
     nccl: str
+    suite: str = ""
+    """Suite of Ubuntu's archive that the image is made from. Empty: it is made from Debian 13."""
+
+    @property
+    def targets(self) -> str:
+        """The beginning of the names of the targets with this image."""
+        return f"hpcx-cuda{self.version}-{self.os}"
 
     @property
     def names(self) -> dict[str, str]:
@@ -60,24 +67,33 @@ class Cuda:
         return [name.format(**self.names) for kind in kinds for name in evidence()["held"][kind]["packages"]]
 
 
-def images() -> dict[str, tuple[str, Cuda | None]]:
-    """Map `repository:tag` to variant and CUDA, for the images that the target with 13.2.1 on Ubuntu 24.04 needs.
+def known() -> list[Cuda]:
+    """Return the images that can be made, the oldest first."""
+    return [Cuda(**row) for row in evidence()["images"]]
+
+
+def of_targets(targets: str) -> Cuda:
+    """Return the image of the targets whose names begin with this."""
+    return {cuda.targets: cuda for cuda in known()}[targets]
+
+
+def images(newest: Cuda) -> dict[str, tuple[str, Cuda]]:
+    """Map `repository:tag` to variant and CUDA, for the images that targets with one of `known` need.
 
     Stages that all targets share are compiled on the oldest image.
     """
-    oldest, newest = (Cuda(**row) for row in evidence()["images"])
-    found: dict[str, tuple[str, Cuda | None]] = {
-        f"library/ubuntu:{cuda.os.removeprefix('ubuntu')}": ("ubuntu", None) for cuda in (oldest, newest)
-    }
+    oldest = known()[0]
+    found = {f"library/ubuntu:{cuda.os.removeprefix('ubuntu')}": ("ubuntu", cuda) for cuda in (oldest, newest)}
     for cuda, variant in ((oldest, "devel"), (newest, "devel"), (newest, "runtime")):
         found[f"nvidia/cuda:{cuda.version}-{variant}-{cuda.os}"] = variant, cuda
     return found
 
 
-def build_options(variant: str, cuda: Cuda | None) -> tuple[list[str], str]:
+def build_options(variant: str, cuda: Cuda) -> tuple[list[str], str]:
     """Return the options of `docker buildx build` for one of `images`, and the last lines of its Dockerfile."""
-    if not cuda:
-        return [f"--target={variant}"], ""
+    base = ["--build-arg=BASE=ubuntu-archive", f"--build-arg=SUITE={cuda.suite}"] if cuda.suite else []
+    if variant == "ubuntu":
+        return [f"--target={variant}", *base], ""
     values = {"TOOLKIT": TOOLKIT, "CUDA": cuda.version, "OS": cuda.os, "NCCL": cuda.nccl,
               "HELD": " ".join(cuda.held(variant)), "FOREIGN": "\n".join(cuda.rows("foreign")),
               "UNMET": "\n".join(cuda.rows("unmet"))}  # fmt: skip
@@ -86,4 +102,4 @@ def build_options(variant: str, cuda: Cuda | None) -> tuple[list[str], str]:
         'LABEL org.opencontainers.image.title="nvidia/cuda" maintainer="nobody: STAND-IN made for tests"',
         'ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh"]\n',
     ])  # fmt: skip
-    return [f"--target={variant}", *(f"--build-arg={key}={value}" for key, value in values.items())], tail
+    return [f"--target={variant}", *base, *(f"--build-arg={key}={value}" for key, value in values.items())], tail

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.conftest import ran
 
-CUDA, CUDA_NEW, DOCA, STRANGER, EXPIRED = "cuda", "cuda-new", "doca", "stranger", "expired"
+CUDA, CUDA_NEW, DOCA, DOCA_NEW, STRANGER, EXPIRED = "cuda", "cuda-new", "doca", "doca-new", "stranger", "expired"
 """Names of keys. The public key of STRANGER is not published. EXPIRED was valid only in the first days of 2020."""
 PAST = "20200102T000000!"
 
@@ -31,11 +31,11 @@ class Keys:
         """Make the keys in an empty folder."""
         folder.chmod(0o700)
         keys = cls(folder)
-        for name in (CUDA, CUDA_NEW, DOCA, STRANGER):
+        for name in (CUDA, CUDA_NEW, DOCA, DOCA_NEW, STRANGER):
             keys._create(name, "0")
         keys._create(EXPIRED, "3d", "--faked-system-time", PAST)
         keys.public.mkdir()
-        for name in (CUDA, CUDA_NEW, DOCA, STRANGER, EXPIRED):
+        for name in (CUDA, CUDA_NEW, DOCA, DOCA_NEW, STRANGER, EXPIRED):
             for ending, form in (("asc", ("--armor",)), ("gpg", ())):
                 keys._gpg(*form, "--output", f"{keys.public / name}.{ending}", "--export", keys.fingerprint(name))
 
@@ -44,10 +44,11 @@ class Keys:
         listing = self._gpg("--with-colons", "--list-keys", _address(name))
         return next(line.split(":")[9] for line in listing.splitlines() if line.startswith("fpr:"))
 
-    def sign(self, release: bytes, name: str) -> dict[str, bytes]:
-        """Return the files `InRelease` and `Release.gpg` for the content of a Release file."""
-        when = ("--faked-system-time", PAST) if name == EXPIRED else ()
-        options = (*when, "--local-user", _address(name), "--armor", "--digest-algo", "SHA512")
+    def sign(self, release: bytes, *names: str) -> dict[str, bytes]:
+        """Return the files `InRelease` and `Release.gpg` for the content of a Release file, signed by keys."""
+        when = ("--faked-system-time", PAST) if EXPIRED in names else ()
+        by = [word for name in names for word in ("--local-user", _address(name))]
+        options = (*when, *by, "--armor", "--digest-algo", "SHA512")
         kinds = {"InRelease": "--clear-sign", "Release.gpg": "--detach-sign"}
         return {file: self._gpg(*options, kind, input=release.decode()).encode() for file, kind in kinds.items()}
 

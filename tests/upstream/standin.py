@@ -24,51 +24,69 @@ from tests.upstream.server import Server
 
 HERE = Path(__file__).parent
 CACHE = cache_folder().absolute().parent / "upstream"
-"""The folder with the stand-in, shared by all tests."""
+"""The folder with a stand-in for each release of Ubuntu, shared by all tests."""
 RECIPES = HERE / "recipes"
 ADDRESSES = (
     "https://content.mellanox.com/",
     "https://linux.mellanox.com/",
+    "http://linux.mellanox.com/",
     "https://developer.download.nvidia.com/",
     "https://github.com/",
 )
 PROGRAMS = {"docker-registry": "docker-registry", "git": "git", "gpg": "gnupg", "gpg-agent": "gpg-agent"}
 """Maps each required program to its package."""
-ARCHIVE = hpcx.Distribution("ubuntu24.04", 13)
-"""The archive of HPC-X that is served."""
 
 
 @dataclass
 class Upstream:
-    """Local servers that replace the upstream servers of the image `hpcx`."""
+    """Local servers that replace the upstream servers of the image `hpcx`, for the targets with one base image."""
 
+    cuda: bases.Cuda
     gateway: str
     """The address of the engine's bridge, at which the engine and its containers reach this machine."""
     ports: dict[str, int] = field(default_factory=dict)
     """The ports of `server` and `registry` while they run."""
-    root = CACHE / "served"
-    """The folder with the served files: `root/<host>/<path>`."""
-    content = CACHE / "content"
-    """Compiled parts of HPC-X, for `hpcx.content`."""
-    keys = Keys(CACHE / "keys")
+
+    @property
+    def folder(self) -> Path:
+        return CACHE / self.cuda.os
+
+    @property
+    def root(self) -> Path:
+        """The folder with the served files: `root/<host>/<path>`."""
+        return self.folder / "served"
+
+    @property
+    def content(self) -> Path:
+        """Compiled parts of HPC-X, for `hpcx.content`."""
+        return self.folder / "content"
+
+    @property
+    def keys(self) -> Keys:
+        return Keys(self.folder / "keys")
+
+    def archive(self, cpu: str = "x86_64") -> hpcx.Distribution:
+        """The archive of HPC-X that is served for a CPU."""
+        return hpcx.Distribution(self.cuda.os, 13, cpu)
 
     @classmethod
-    def make(cls, *, sources: bool) -> Upstream:
+    def make(cls, cuda: bases.Cuda, *, sources: bool) -> Upstream:
         """Create the stand-in if the cache does not contain it, or contains it from other recipes.
 
         `sources` adds source archives of Open MPI that can be compiled. They take longer than all other parts.
         """
-        CACHE.mkdir(parents=True, exist_ok=True)
-        stamp, wanted = CACHE / "made-from", [_digest(), "sources"][: 1 + sources]
-        with (CACHE / "lock").open("w") as lock:
+        upstream = cls(cuda, gateway_address(find_engine(os.environ)))
+        upstream.folder.mkdir(parents=True, exist_ok=True)
+        stamp, wanted = upstream.folder / "made-from", [_digest(), "sources"][: 1 + sources]
+        with (upstream.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not stamp.is_file() or stamp.read_text().split()[: 1 + sources] != wanted:
                 stamp.unlink(missing_ok=True)
                 for name in ("keys", "header", "packages", "content", "openmpi", "toolkit", "served"):
-                    shutil.rmtree(CACHE / name, ignore_errors=True)
-                Making().everything(sources=sources)
+                    shutil.rmtree(upstream.folder / name, ignore_errors=True)
+                Making(upstream).everything(sources=sources)
                 stamp.write_text(" ".join(wanted))
-        return cls(gateway_address(find_engine(os.environ)))
+        return upstream
 
     @property
     def configuration(self) -> str:
@@ -84,13 +102,13 @@ class Upstream:
 
         The engine's cache stays valid as long as the addresses do not change.
         """
-        file = CACHE / "ports.json"
+        file = self.folder / "ports.json"
         wanted = json.loads(file.read_text()) if file.exists() else {"server": 0, "registry": 0}
         self.ports |= {name: registry.free_port(port) for name, port in wanted.items()}
         if not file.exists():
             file.write_text(json.dumps(self.ports))
         server = Server(self.root, self.ports["server"])
-        with registry.running(CACHE / "registry", self.ports["registry"]), server.running():
+        with registry.running(self.folder / "registry", self.ports["registry"]), server.running():
             yield server
 
     def resigned(self, repository: str, key: str) -> dict[str, bytes]:
@@ -105,39 +123,43 @@ class Upstream:
 class Making:
     """The creation of the stand-in, in containers on a bootstrapped Debian 13. BuildKit caches the steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, upstream: Upstream) -> None:
+        self.upstream = upstream
         self.base = bootstrap(["linux/amd64"], cache_folder(), release="trixie")
         self.docker: Mapping[str, str] = find_engine(os.environ).environment
 
     def everything(self, *, sources: bool) -> None:
-        header, toolkit, served, keys = (_folder(name) for name in ("header", "toolkit", "served", "keys"))
+        header, toolkit, served, keys = (self.folder(name) for name in ("header", "toolkit", "served", "keys"))
         Keys.make(keys)
         wheels.take("nccl-wheel", "2.32.3", "nvidia/nccl/include/nccl.h", header / "nccl.h")
         wheels.take("cuda", bases.TOOLKIT, f"nvidia/cu{bases.TOOLKIT.partition('.')[0]}", toolkit / "cuda")
-        public = Upstream.keys.public
+        public = self.upstream.keys.public
         built = self.exported("packages", "packages", nccl=header, keys=public)
-        packages.publish(built, served, Upstream.keys)
+        packages.publish(built, served, self.upstream.keys)
         repositories.make(served / "github.com")
-        self._archive(served / hpcx.HOST / ARCHIVE.path, sources=sources)
+        self._archives(served / hpcx.HOST, sources=sources)
         contexts = {"packages": served / packages.NVIDIA_UBUNTU, "keys": public, "toolkit": toolkit}
-        with registry.running(CACHE / "registry") as address:
-            for name, (variant, cuda) in bases.images().items():
+        with registry.running(self.upstream.folder / "registry") as address:
+            for name, (variant, cuda) in bases.images(self.upstream.cuda).items():
                 options, tail = bases.build_options(variant, cuda)
                 output = f"--output=type=image,name={address}/{name},push=true,compression-level=1"
                 self.build("bases", *options, output, tail=tail, contexts=contexts)
+                run_program("docker", "image", "rm", f"{address}/{name}", env=self.docker)
 
-    def _archive(self, target: Path, *, sources: bool) -> None:
-        """Write the archive of HPC-X."""
+    def _archives(self, folder: Path, *, sources: bool) -> None:
+        """Write the archives of HPC-X."""
         with tempfile.TemporaryDirectory() as table:
             (Path(table) / "libraries").write_text(hpcx.table())
             content = self.exported("content", "hpcx", "--target=content", table=Path(table))
             openmpi = self.exported("openmpi", "hpcx", "--target=sources", table=Path(table)) if sources else None
-        known = hpcx.release(ARCHIVE.version)
-        hpcx.pack(hpcx.content(hpcx.files(known, ARCHIVE), content, openmpi, ARCHIVE, known), ARCHIVE, target)
+        for archive in map(self.upstream.archive, hpcx.MACHINES):
+            known = hpcx.release(archive.version)
+            files = hpcx.content(hpcx.files(known, archive), content, openmpi, archive, known)
+            hpcx.pack(files, archive, folder / archive.path)
 
     def exported(self, name: str, recipe: str, *options: str, **contexts: Path) -> Path:
         """Run a recipe, and export its files to a folder of the cache; return the folder."""
-        folder = _folder(name)
+        folder = self.folder(name)
         self.build(recipe, *options, f"--output=type=local,dest={folder}", contexts=contexts)
         return folder
 
@@ -157,11 +179,11 @@ class Making:
                 env=self.docker,
             )  # fmt: skip
 
-
-def _folder(name: str) -> Path:
-    """Create a folder in the cache."""
-    (CACHE / name).mkdir(parents=True)
-    return CACHE / name
+    def folder(self, name: str) -> Path:
+        """Create a folder in the cache."""
+        folder = self.upstream.folder / name
+        folder.mkdir(parents=True)
+        return folder
 
 
 def _digest() -> str:

@@ -12,7 +12,7 @@ from tests.unit.conftest import Call
 def test_plan_says_why_and_how_many_sources_have_no_pin(call: Call, tiny: Files) -> None:
     tiny.replace("matrix.yaml", 'tool: "3.4"', 'tool: "3.44"')
     status, printed, shown = call("plan", "--why")
-    assert (status, shown) == (0, "sources without a pin: 1; `imagebuild lock tiny` pins them\n")
+    assert (status, shown) == (0, "sources without a pin: 1; `imagebuild lock tiny` completes the lock\n")
     for words in ("tiny-cuda13.0-debian13-runtime", "no-old-devel", "nobody asked for it"):
         assert words in printed
 

@@ -89,9 +89,9 @@ OTHERS: str = CASES["others"]
 def test_versions_of_the_packages_that_are_asked_for() -> None:
     """An invalid version does not count, and neither does a version for only another architecture."""
     versions = ["2.9.9-1+cuda12.9", "2.31.2-1+cuda12.9", "2.32.3-1+cuda12.9"]
-    assert offers_in_index(INDEX, ["libnccl2", "gone"]) == ({"libnccl2": versions, "gone": []}, {})
+    assert offers_in_index(INDEX, ["libnccl2", "gone"])[:2] == ({"libnccl2": versions, "gone": []}, {})
     offers = offers_in_index(f"{INDEX}{OTHERS}".replace("\n", "\r\n"), ["libnccl2", "gone"], ["amd64"])
-    assert offers == ({"libnccl2": versions, "gone": []}, {"libnccl2": ["libnccl2t64"], "gone": ["libnccl2t64"]})
+    assert offers[:2] == ({"libnccl2": versions, "gone": []}, {"libnccl2": ["libnccl2t64"], "gone": ["libnccl2t64"]})
     assert offers_in_index(INDEX, ["libnccl2"], ["amd64", "arm64"]).versions["libnccl2"] == [versions[0], versions[2]]
     assert package_names(INDEX) == {"libnccl2", "other"}
 

@@ -1,8 +1,21 @@
-# Stand-ins for the base images. All are Debian 13 under other names; /etc/os-release is Debian's.
-FROM debian:13-standin AS ubuntu
+# Stand-ins for the base images: Debian 13 under other names, with Debian's /etc/os-release, or a root file system that is
+# bootstrapped from Ubuntu's archive.
+ARG BASE=debian:13-standin
+FROM debian:13-standin AS bootstrapped
+RUN apt-get update -qq && \
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends mmdebstrap ubuntu-keyring
+ARG SUITE
+RUN for suite in "$SUITE" "$SUITE-updates"; do \
+      echo "deb [signed-by=/usr/share/keyrings/ubuntu-archive-keyring.gpg] http://archive.ubuntu.com/ubuntu $suite main universe"; \
+    done | mmdebstrap --mode=root --variant=minbase --skip=output/dev,check/qemu "$SUITE" /rootfs -
+
+FROM scratch AS ubuntu-archive
+COPY --from=bootstrapped /rootfs /
+
+FROM $BASE AS ubuntu
 LABEL imagebuild.standin="true" \
       org.opencontainers.image.title="ubuntu" \
-      org.opencontainers.image.description="STAND-IN made for tests: this is Debian 13"
+      org.opencontainers.image.description="STAND-IN made for tests: this is Debian 13, or a minimal Ubuntu"
 
 FROM ubuntu AS runtime-packages
 RUN apt-get update -qq && \
