@@ -46,7 +46,7 @@ reproducible-proof: $(VENV)/installed-dev ## build quickstart twice with empty c
 hpcx-proof: TARGET := hpcx-cuda13.2.1-ubuntu24.04
 hpcx-proof: $(VENV)/installed-dev ## build all of hpcx, Open MPI included, from a stand-in; also with TARGET=hpcx-cuda13.4.2-ubuntu26.04
 	$(IMAGEBUILD) engine up
-	$(VENV)/bin/pytest -m docker -v --whole-hpcx $(TARGET) tests/docker/test_hpcx.py
+	$(VENV)/bin/pytest -m docker -v --whole-hpcx --hpcx $(TARGET) tests/docker/test_hpcx.py
 
 bundle-proof: $(VENV)/installed-dev ## build quickstart from a bundle with an empty engine and no network
 	$(IMAGEBUILD) engine up

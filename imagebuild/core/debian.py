@@ -112,6 +112,8 @@ class Offers(NamedTuple):
     """Maps each name to the other packages that provide it."""
     hashes: Mapping[str, Collection[str]] = MappingProxyType({})
     """Maps each package, as `name=version`, to the sha256 of its files."""
+    signed_by: tuple[str, ...] = ()
+    """Fingerprints of the keys that signed the repository."""
 
 
 def paragraphs_about(index: str, names: Iterable[str]) -> Iterator[Deb822]:
@@ -124,7 +126,9 @@ def paragraphs_about(index: str, names: Iterable[str]) -> Iterator[Deb822]:
             yield Deb822(text)
 
 
-def offers_in_index(index: str, names: Iterable[str], archs: Collection[str] = ()) -> Offers:
+def offers_in_index(
+    index: str, names: Iterable[str], archs: Collection[str] = (), signed_by: tuple[str, ...] = ()
+) -> Offers:
     """Return what a package index offers for the names.
     A version counts if it exists for each of `archs`. A version that dpkg could not read does not count."""
     found: dict[str, dict[str, set[str]]] = {name: {} for name in names}
@@ -145,6 +149,7 @@ def offers_in_index(index: str, names: Iterable[str], archs: Collection[str] = (
         {name: sorted((v for v in of if of[v] >= set(archs)), key=version_key) for name, of in found.items()},
         {name: sorted(others) for name, others in providers.items() if others},
         hashes,
+        signed_by,
     )
 
 

@@ -6,7 +6,7 @@ import hashlib
 import io
 import re
 import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from debian.arfile import ArError, ArFile
 from debian.deb822 import Release
 
 from imagebuild.core import debian
+from imagebuild.core.debian import Offers
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError, ResultError
 from imagebuild.core.http import Downloads
 from imagebuild.core.run import RunProgram
@@ -151,19 +152,6 @@ def _signatures(status: str) -> tuple[list[Signature], list[str]]:
     return good, others
 
 
-class PackageIndex(NamedTuple):
-    """The versions of some packages in a signed repository."""
-
-    fingerprints: tuple[str, ...]
-    """Fingerprints of the keys that signed the repository."""
-    versions: Mapping[str, list[str]]
-    """Maps each package to its versions, oldest first."""
-    providers: Mapping[str, list[str]] = MappingProxyType({})
-    """Maps each package to the other packages that provide it."""
-    hashes: Mapping[str, Collection[str]] = MappingProxyType({})
-    """Maps each package, as `name=version`, to the sha256 of its files."""
-
-
 class SignedSuite(NamedTuple):
     """A suite of a distribution's archive, and the keys that may sign it."""
 
@@ -173,7 +161,7 @@ class SignedSuite(NamedTuple):
     key: bytes
 
 
-def read_index(run: RunProgram, web: Downloads, source: PackageSource) -> PackageIndex:
+def read_index(run: RunProgram, web: Downloads, source: PackageSource) -> Offers:
     """Return the versions of a source's packages in the signed index of its repository.
 
     Raises Unreachable or Absent if a file cannot be fetched, CommandError if a signature or a hash is wrong or the
@@ -201,13 +189,13 @@ def read_index(run: RunProgram, web: Downloads, source: PackageSource) -> Packag
             key = web.read(source.key)
         release, fingerprints = signed_release(run, key, content, signature, source.releases)
         index = read_packages(web, base, debian.package_indexes(release))
-        return PackageIndex(fingerprints, *debian.offers_in_index(index, map(name_of, source.packages), source.archs))
+        return debian.offers_in_index(index, map(name_of, source.packages), source.archs, fingerprints)
     except ImagebuildError as error:
         named = source.url in str(error) or source.key in str(error)
         raise error if named else type(error)(f"{source.url}: {error}") from None
 
 
-def read_suite(run: RunProgram, web: Downloads, suite: SignedSuite, arch: str, packages: Iterable[str]) -> PackageIndex:
+def read_suite(run: RunProgram, web: Downloads, suite: SignedSuite, arch: str, packages: Iterable[str]) -> Offers:
     """Return the versions of packages in `main` of a distribution's suite. Raises the same errors as `read_index`."""
     base = f"{suite.url.rstrip('/')}/dists/{suite.name}/"
     try:
@@ -215,7 +203,7 @@ def read_suite(run: RunProgram, web: Downloads, suite: SignedSuite, arch: str, p
         index = read_packages(web, base, debian.package_indexes(release, f"main/binary-{arch}/"))
     except ImagebuildError as error:
         raise error if suite.url in str(error) else type(error)(f"{base}: {error}") from None
-    return PackageIndex(fingerprints, *debian.offers_in_index(index, packages))
+    return debian.offers_in_index(index, packages, signed_by=fingerprints)
 
 
 def read_packages(web: Downloads, base: str, listed: Iterable[tuple[str, str, str]]) -> str:
@@ -260,7 +248,7 @@ def key_in_package(web: Downloads, base: str, index: str, package: str) -> bytes
     return b"".join(keys)
 
 
-def locked_repository(source: PackageSource, index: PackageIndex, known: LockedRepository | None) -> LockedRepository:
+def locked_repository(source: PackageSource, index: Offers, known: LockedRepository | None) -> LockedRepository:
     """Return the lock entry of a repository: its key, and the versions of the requested packages.
 
     `known` is the existing entry, whose versions are kept. A package that the repository does not have gets no version.
@@ -273,7 +261,7 @@ def locked_repository(source: PackageSource, index: PackageIndex, known: LockedR
     return LockedRepository(fingerprint=fingerprint, packages=packages | chosen, candidates=there)
 
 
-def check_known(url: str, index: PackageIndex, known: LockedRepository | None) -> str:
+def check_known(url: str, index: Offers, known: LockedRepository | None) -> str:
     """Return the fingerprint of the key that signed a repository.
     Raises ConfigError if the lock has another key, or another hash of a package."""
     for package, sha256 in (known.hashes or {}).items() if known else ():
@@ -281,10 +269,10 @@ def check_known(url: str, index: PackageIndex, known: LockedRepository | None) -
             listed = ", ".join(index.hashes[package])
             problem = f"{package} has the sha256 {listed}, but imagebuild.lock says {sha256}"
             raise ConfigError(f"{url}: {problem}; {debian.RETRY}")
-    if known is None or known.fingerprint in index.fingerprints:
-        return known.fingerprint if known else index.fingerprints[0]
+    if known is None or known.fingerprint in index.signed_by:
+        return known.fingerprint if known else index.signed_by[0]
     raise ConfigError(
-        f"{url}: is signed by the key {', '.join(index.fingerprints)}, but imagebuild.lock trusts "
+        f"{url}: is signed by the key {', '.join(index.signed_by)}, but imagebuild.lock trusts "
         f"{known.fingerprint}; if the owner of the repository announced the new key, run "
         f"`imagebuild lock --update {url}`"
     )

@@ -561,7 +561,7 @@ def packages_there(source: PackageSource, entry: LockedRepository | None, upstre
     if problems:
         raise ConfigError(f"{source.url}: {'; '.join(problems)}")
     shown = [f"{repositories.name_of(package)} {version}" for package, version in chosen.items()]
-    return f"signed by {', '.join(index.fingerprints)}; {', '.join(shown)}"
+    return f"signed by {', '.join(index.signed_by)}; {', '.join(shown)}"
 
 
 def show_report(report: LockReport) -> None:

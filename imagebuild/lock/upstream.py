@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast, get_args
 
+from imagebuild.core.debian import Offers
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError, Unreachable
 from imagebuild.core.fields import ARCHS, CPUS, Arch, Platform
 from imagebuild.core.http import SHOWN_CONTENT, Advance, Downloads, Patience
@@ -145,7 +146,7 @@ class Upstream:
                 facts = tree_facts(self.run, top, source.tree, isolated=self.isolated, contents=contents)
             return LockedArchive(sha256=sha256, size=path.stat().st_size, facts=facts)
 
-    def index(self, source: PackageSource) -> repositories.PackageIndex:
+    def index(self, source: PackageSource) -> Offers:
         """Return the versions of a source's packages in its signed repository."""
         index = repositories.read_index(self.run, self.web, source)
         self.providers[source.url] = index.providers

@@ -542,13 +542,12 @@ def own_registry(folder: Path, *, deletes: bool = True) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def upstream(host: str, request: pytest.FixtureRequest) -> Iterator[Upstream]:
     """Serve the stand-in for NVIDIA's servers, without faults."""
-    from tests.docker.standin import TARGETS  # noqa: PLC0415 - most tests do not need it
-    from tests.upstream import bases  # noqa: PLC0415
+    from tests.upstream import bases  # noqa: PLC0415 - most tests do not need it
     from tests.upstream.standin import PROGRAMS, Upstream  # noqa: PLC0415
 
     install(PROGRAMS)
-    whole = request.config.getoption("--whole-hpcx")
-    made = Upstream.make(bases.of_targets(whole or TARGETS), sources=bool(whole))
+    chosen, whole = map(request.config.getoption, ("--hpcx", "--whole-hpcx"))
+    made = Upstream.make(bases.of_targets(chosen), sources=whole)
     with made.serve():
         yield made
 

@@ -8,9 +8,6 @@ from pathlib import Path
 from tests.docker.conftest import Imagebuild, copy_of_project, edited_matrix, finish
 from tests.upstream.standin import Upstream
 
-TARGETS = "hpcx-cuda13.2.1-ubuntu24.04"
-"""Beginning of the names of the targets for which `make docker` makes a stand-in."""
-
 
 def project(folder: Path, upstream: Upstream) -> Path:
     """Copy this project for one GPU generation. The lock contains no entry for files of the stand-in yet."""

@@ -19,7 +19,7 @@ from uuid import uuid4
 import pytest
 
 from tests.docker.conftest import REPOSITORY, Imagebuild, edited_matrix, own_cache
-from tests.docker.standin import TARGETS, lock
+from tests.docker.standin import lock
 from tests.unit.image_files import elf
 from tests.upstream import hpcx, packages
 from tests.upstream.keys import CUDA, DOCA, STRANGER
@@ -28,7 +28,7 @@ from tests.upstream.standin import Upstream
 
 pytestmark = pytest.mark.docker
 
-TARGET = f"{TARGETS}-runtime"
+TARGET = "hpcx-cuda13.2.1-ubuntu24.04-runtime"
 ARCHIVE = hpcx.Distribution("ubuntu24.04", 13)
 DOCA_FOLDER = f"/{packages.DOCA_FOLDERS[0]}/"
 """The path of the DOCA repository for the distribution of the build stages."""

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from imagebuild.core.debian import Offers
 from imagebuild.core.errors import Absent, ImagebuildError, Unreachable
 from imagebuild.core.http import Advance
 from imagebuild.lock.distribution import ReleasePackages
-from imagebuild.lock.repositories import PackageIndex, locked_repository
+from imagebuild.lock.repositories import locked_repository
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.lockfile import (
     Entry,
@@ -61,7 +62,7 @@ class Fake(Upstream):
     """A fake upstream. Sources that are not in its tables do not answer."""
 
     answers: Mapping[Key, Entry | ImagebuildError] = field(default_factory=dict)
-    indexes: Mapping[str, PackageIndex] = field(default_factory=dict)
+    indexes: Mapping[str, Offers] = field(default_factory=dict)
     git_tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     wheel_lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     digests: frozenset[str] = frozenset()
@@ -81,7 +82,7 @@ class Fake(Upstream):
             return known
         return self._answer(key_of(source))
 
-    def index(self, source: PackageSource) -> PackageIndex:
+    def index(self, source: PackageSource) -> Offers:
         self.asked.append(("index", source.url, *source.packages))
         if source.url not in self.indexes:
             raise Unreachable(f"{source.url}: down")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from imagebuild.core.debian import Offers
 from imagebuild.core.errors import ConfigError
 from imagebuild.lock.bump import BumpResult, bump_pins, edited, inquiries, newer
-from imagebuild.lock.repositories import PackageIndex
 from imagebuild.lock.resolve import LockFile
 from imagebuild.project.lockfile import GitRef, PackageSource, WheelSet
 from imagebuild.project.plan import Plan, make_plan
@@ -82,7 +82,7 @@ def proposals(files: Files, upstream: Fake, *names: str) -> BumpResult:
 
 def upstream(*versions: str, tags: tuple[str, ...] = ("v3.4",)) -> Fake:
     return Fake(
-        indexes={URL: PackageIndex((KEY,), {"lib": list(versions)})}, git_tags={GIT: dict.fromkeys(tags, "1" * 40)}
+        indexes={URL: Offers({"lib": list(versions)}, signed_by=(KEY,))}, git_tags={GIT: dict.fromkeys(tags, "1" * 40)}
     )
 
 

@@ -13,8 +13,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from imagebuild.core.debian import Offers
 from imagebuild.core.errors import Absent, CommandError, ConfigError, Unreachable
-from imagebuild.lock.repositories import PackageIndex
 from imagebuild.lock.resolve import (
     LockFile,
     check_lock,
@@ -71,7 +71,7 @@ def archives(tiny: Files) -> Files:
     return tiny
 
 
-INDEX = PackageIndex((KEY,), {"aa": ["1", "3"], "bb": ["1", "2"]})
+INDEX = Offers({"aa": ["1", "3"], "bb": ["1", "2"]}, signed_by=(KEY,))
 ONE, TWO, PACKAGES = ("archives", "https://one"), ("archives", "https://two"), ("repositories", REPOSITORY)
 IMAGE = ("images", "debian:13-slim")
 
@@ -189,7 +189,7 @@ def test_versions_of_packages_stay_until_they_are_renewed(archives: Files) -> No
     assert not complaint(job(archives).update(upstream, [REPOSITORY]))
     renewed = archives.load().lock.repositories[REPOSITORY]
     assert (renewed.fingerprint, renewed.packages) == (KEY, {"aa": "3", "bb=2": "2", "other": "7"})
-    without = Fake(indexes={REPOSITORY: PackageIndex((KEY,), {"bb": ["2"]})})
+    without = Fake(indexes={REPOSITORY: Offers({"bb": ["2"]}, signed_by=(KEY,))})
     assert "has no package aa; all other packages are pinned" in complaint(job(archives).update(without, [REPOSITORY]))
     assert archives.load().lock.repositories[REPOSITORY].packages == {"bb=2": "2", "other": "7"}, "aa is there no more"
     archives.lock({"repositories": {REPOSITORY: {**known, "fingerprint": KEY}}})
@@ -245,8 +245,8 @@ STATES: dict[str, list[tuple[Source, dict[str, Any], str]]] = {
     ],
     "wrong": [
         (ARCHIVE, {"length": 12}, "has 12 bytes, but the lock says 10"),
-        (REPO, {"index": PackageIndex((OTHER,), INDEX.versions)}, f"signed by the key {OTHER}, but imagebuild.lock"),
-        (REPO, {"index": PackageIndex((KEY,), {"bb": ["1"]})}, "has no package aa; has no bb in version 2; the new"),
+        (REPO, {"index": Offers(INDEX.versions, signed_by=(OTHER,))}, f"signed by the key {OTHER}, but imagebuild.lock"),
+        (REPO, {"index": Offers({"bb": ["1"]}, signed_by=(KEY,))}, "has no package aa; has no bb in version 2; the new"),
         (CUDA, {"platforms": BOTH}, "is for linux/amd64, not for linux/arm64"),
         (CUDA, {"locked": None, "platforms": BOTH}, "is for linux/amd64, not for linux/arm64"),
         (TAG, {"now": "2" * 40}, "upstream now has 222222222222, but the lock has 111111111111"),
