@@ -1,5 +1,6 @@
 """The selection of targets: ids, globs, images and values of axes on the command line. Pure."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 from imagebuild.core.errors import ConfigError, NothingSelected, nearest
@@ -33,7 +34,9 @@ def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
     # A misspelled name beside a correct one is an error too: otherwise fewer images than requested would be built.
     selectors = idle or wanted
     problem = f"no target fits {' '.join(selectors)}" if selectors else "the matrix has no target"
-    for item in select_excluded(plan, selectors):
+    if excluded := select_excluded(plan, selectors):
+        rules = Counter(item.rule for item in excluded)
+        item = max(excluded, key=lambda item: rules[item.rule])
         reason = f"{item.rule} excludes {item.id}: {item.reason}"
         raise NothingSelected(f"{problem}: {reason}; `imagebuild plan` lists what is built")
     known = {name for t in plan.targets for name in (t.image, t.id, *(f"{a}={value}" for a, value in t.axes.items()))}

@@ -285,7 +285,7 @@ def executable_stack(inspection: Inspection) -> Iterator[Finding]:
 
 
 def one_of_each(inspection: Inspection) -> Iterator[Finding]:
-    """A process contains only one NCCL, CUDA runtime, MPI, PMIx, UCX, libibverbs and libfabric."""
+    """A process contains only one NCCL, CUDA runtime, cuDNN, MPI, PMIx, UCX, libibverbs and libfabric."""
     closures = {loaded.files[0]: loaded for _, loaded in inspection.closures}
     doubles = {path: _doubles(inspection, loaded.files) for path, loaded in closures.items()}
     reported = set[str]()

@@ -13,7 +13,8 @@ from tests.conftest import ROOT, Files
 
 GOLDEN = [
     "quickstart-cuda13.5-debian13-runtime", "quickstart-cuda13.5-debian13-devel", "open-cuda13.5-debian13-devel",
-    "open-cuda13.5-ubuntu22.04-runtime", "slim-cuda13.0-gpu90-debian13-runtime",
+    "open-cuda13.5-ubuntu22.04-runtime", "torch-cuda13.0-debian13-runtime",
+    "slim-cuda13.0-gpu90-debian13-runtime",
 ]  # fmt: skip
 
 

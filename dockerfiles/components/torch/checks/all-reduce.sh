@@ -1,11 +1,12 @@
-# mpirun starts the ranks, as it starts those of nccl-tests.
+# mpirun starts the ranks on one node or on two; with SPREAD=slurm, srun has started this script for each rank.
 program=$(cat <<'EOF'
 import os
 
 import torch
 import torch.distributed as dist
 
-rank, ranks = int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])
+names = ("SLURM_PROCID", "SLURM_NTASKS") if os.environ["SPREAD"] == "slurm" else ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+rank, ranks = (int(os.environ[name]) for name in names)
 device = "cpu"
 if os.environ["BACKEND"] == "nccl":
     device = "cuda"
@@ -20,7 +21,13 @@ dist.destroy_process_group()
 EOF
 )
 export MASTER_ADDR=127.0.0.1 MASTER_PORT=29500
-start=(mpirun -n 2 --oversubscribe -x BACKEND -x MASTER_ADDR -x MASTER_PORT)
+if [ "$SPREAD" = slurm ]; then
+  # The first of `gpu-[07-09,12]` is gpu-07. Nodes may have names that only Slurm knows.
+  MASTER_ADDR=$(sed -E 's/^([^[,]*)(\[([^],-]*))?.*/\1\3/' <<< "$SLURM_STEP_NODELIST") MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+  getent hosts "$MASTER_ADDR" > /dev/null || MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR
+  exec python3 -c "$program"
+fi
+start=(mpirun -n 2 --oversubscribe -x BACKEND -x SPREAD -x MASTER_ADDR -x MASTER_PORT)
 if [ "$SPREAD" = nodes ]; then
   read -r -a nodes <<< "$IMAGEBUILD_NODES"
   MASTER_ADDR=${nodes[0]}
