@@ -221,11 +221,6 @@ class TarArchive:
         self._left -= size
         return data
 
-    def _skip(self) -> None:
-        while self._left:
-            self._take(min(CHUNK, self._left))
-        self._read(self._padding)
-
     def _header(self) -> bytes:
         """Return the next header; empty at the end of the archive."""
         block = self._read(BLOCK)
@@ -250,7 +245,9 @@ class TarArchive:
         records: dict[str, str] = {}
         long_name = long_link = ""
         while True:
-            self._skip()
+            while self._left:
+                self._take(min(CHUNK, self._left))
+            self._read(self._padding)
             self._map = None
             if not (block := self._header()):
                 return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -31,10 +31,6 @@ def parse_need(text: str) -> tuple[str, int]:
 
 def nodes_needed(needs: Iterable[str]) -> int:
     return max((least for what, least in map(parse_need, needs) if what == "nodes"), default=1)
-
-
-def _rows(value: Any) -> Any:
-    return [{"values": value}] if isinstance(value, dict) else value
 
 
 class Check(fields.Model):
@@ -95,6 +91,11 @@ class EnvironmentRow(ConditionalRow):
     """Environment variables that apply if a condition on axes or version holds."""
 
     values: fields.Environment
+
+
+EnvironmentRows = Annotated[
+    tuple[EnvironmentRow, ...], BeforeValidator(lambda given: [{"values": given}] if isinstance(given, dict) else given)
+]
 
 
 class PackageRepository(fields.Model):
@@ -217,7 +218,7 @@ class Component(fields.Model):
     libraries: tuple[fields.Folder, ...] = ()
     """Folders of the image in which the loader looks for libraries, in this order. In the build stage, these folders
     are below `/out/<variant>`."""
-    env: Annotated[tuple[EnvironmentRow, ...], BeforeValidator(_rows)] = ()
+    env: EnvironmentRows = ()
     """Environment variables of the image: values, or rows of values with conditions. These values replace the values
     from the unpacked archive. Lists of folders (`PATH`, …) are prepended to the list that the image already has."""
     env_of_base: tuple[str, ...] = ()
