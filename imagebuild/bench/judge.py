@@ -88,6 +88,16 @@ def judge_results(
     )
 
 
+def judge_sources(sources: Iterable[models.Source], profile: Profile | None = None) -> tuple[models.Source, ...]:
+    """Return the files, with the fallbacks in those that have no results. Without a profile, earlier hints remain."""
+    return tuple(
+        source.model_copy(update={"hints": find_hints(source.carried, profile)})
+        if source.carried and (profile or not source.hints)
+        else source
+        for source in sources
+    )
+
+
 def _with_hints(judgement: Judgement, result: models.Measurement, profile: Profile | None) -> Judgement:
     """Return the judgement with the fallbacks and the probable causes of low speed."""
     speed = judgement.speed

@@ -328,6 +328,25 @@ class Diagnostic(Result):
         return f"{self.test}, {self.entity}" if self.entity else self.test
 
 
+class Hint(Model):
+    """A probable cause of low speed."""
+
+    kind: str
+    means: str
+    evidence: str
+    """The lines or figures that show it."""
+    next: str
+    """The command to run next; empty if other hints of the result come first."""
+    is_fallback: bool = False
+    """Whether the data took another way than the fastest one."""
+    is_wrong: bool = False
+    """Whether the profile says that the hardware has the faster way, so that a report fails."""
+
+    def __str__(self) -> str:
+        evidence = f" ({self.evidence})" if self.evidence else ""
+        return f"{self.means}{evidence}" + (f"; next: {self.next}" if self.next else "")
+
+
 class Source(Model):
     """A file, and a summary of its contents."""
 
@@ -344,6 +363,8 @@ class Source(Model):
     note: str = ""
     carried: DataPath | None = None
     """What carried the data, if the file has no results."""
+    hints: tuple[Hint, ...] = ()
+    """What `carried` shows, as for a result."""
 
 
 Measurement = Run | BandwidthTest | PerftestTable
@@ -515,25 +536,6 @@ class SpeedClaim(Claim):
         is_above_floor = self.state == "fast enough" and self.ceiling and self.floor and not self.reference
         state = "above the floor" if is_above_floor else self.state
         return f"{state} as {self.algorithm}" if self.algorithm else state
-
-
-class Hint(Model):
-    """A probable cause of low speed."""
-
-    kind: str
-    means: str
-    evidence: str
-    """The lines or figures that show it."""
-    next: str
-    """The command to run next; empty if other hints of the result come first."""
-    is_fallback: bool = False
-    """Whether the data took another way than the fastest one."""
-    is_wrong: bool = False
-    """Whether the profile says that the hardware has the faster way, so that a report fails."""
-
-    def __str__(self) -> str:
-        evidence = f" ({self.evidence})" if self.evidence else ""
-        return f"{self.means}{evidence}" + (f"; next: {self.next}" if self.next else "")
 
 
 class Judgement(Model):

@@ -17,8 +17,8 @@ from pydantic import model_validator
 
 from imagebuild import __version__
 from imagebuild.bench.datapath import describe
-from imagebuild.bench.hints import find_hints, place_of
-from imagebuild.bench.judge import best_row, judge_results
+from imagebuild.bench.hints import place_of
+from imagebuild.bench.judge import best_row, judge_results, judge_sources
 from imagebuild.bench.logs import open_log
 from imagebuild.bench.models import (
     STATES,
@@ -297,7 +297,7 @@ def _assert_all(report: Report) -> Iterator[Assertion]:
         reason = next((f"{reason}; {s.note}" for s in report.sources if s.path == file and s.note), reason)
         yield Assertion("reading", file, file, "failed", "no-result", reason)
     for source in report.sources:
-        yield from _assert_path(source.path, source.path, find_hints(source.carried) if source.carried else ())
+        yield from _assert_path(source.path, source.path, source.hints)
         if not source.tools and source.path not in report.nothing_in:
             note = source.note or "the file does not look like the logs in this folder"
             yield Assertion("reading", source.path, source.path, "skipped", "no-result", note)
@@ -433,7 +433,7 @@ def gather_files(named: Iterable[Path]) -> tuple[Report, list[Path], set[Path]]:
         allowed=tuple(dict.fromkeys(kind for written in written_by for kind in written.allowed)),
     )  # fmt: skip
     report = Report(
-        **(dict(merged) | {"sources": (*merged.sources, *notes)}),
+        **(dict(merged) | {"sources": judge_sources((*merged.sources, *notes))}),
         about=about,
         judgements=(*(judgement for _, judgement in judged), *diagnoses),
         sweeps=find_sweeps(merged.runs),

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from imagebuild.bench.baseline import compare_with_baseline
-from imagebuild.bench.judge import Expected, accepted_kinds, judge_results
+from imagebuild.bench.judge import Expected, accepted_kinds, judge_results, judge_sources
 from imagebuild.bench.profiles import find_profile, load_profiles
 from imagebuild.core import console, files
 from imagebuild.core.console import err
@@ -56,7 +56,9 @@ def make_report(
             raise ConfigError("--algorithm: has no effect without a profile; name a profile with --profile")
         known = None if name is None else find_profile(load_profiles(*profiles), name).model
         about["gpu"] = known.gpu.compute_capability if known else None
-        claims["judgements"] = judge_results(report, known, expected)
+        claims |= {
+            "judgements": judge_results(report, known, expected), "sources": judge_sources(report.sources, known),
+        }  # fmt: skip
     if before is not None:
         about["baseline"] = str(baseline)
         claims["comparisons"] = compare_with_baseline(report, before)

@@ -83,6 +83,15 @@ def test_standard_input_and_gzip(call: Call, monkeypatch: pytest.MonkeyPatch) ->
         assert "# Collective test starting" in Path("o.html").read_text()
 
 
+def test_a_profile_judges_the_path_of_a_log_without_results(call: Call) -> None:
+    write("a.log", "".join(f"n1:1:{r} [{r}] NCCL INFO Channel 00/0 : {r}[{r}] -> {1 - r}[0] via SHM/x\n" for r in (0, 1)))
+    for options, state in (((), "- shared memory: a.log: "), (PROFILE, "\u2717 a.log: shared memory: ")):
+        status, out, _ = call("a.log", *options, "--json", "o.json")
+        assert (status, any(line.startswith(state) for line in out.splitlines())) == (5, True), out
+    assert "imagebuild job slurm --profile h100 " in read("o.json")["sources"][0]["hints"][0]["next"]
+    assert any(line.startswith(state) for line in call("o.json")[1].splitlines())
+
+
 def test_nothing_read_is_5_and_all_files_are_written(call: Call) -> None:
     write("a.log", "Segmentation fault\n" + HOSTILE)
     status, out, _ = call("a.log", "--json", "o.json", "--junit", "o.xml", "--html", "o.html")
