@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -17,7 +17,8 @@ from imagebuild.build import bake, buildx, private
 from imagebuild.build.bake import BuildInputs, BuildRequest, BuildRun, CacheEntry
 from imagebuild.build.folder import BuildLog, held_folders
 from imagebuild.core import console, settings
-from imagebuild.core.console import out
+from imagebuild.core.advisory import known_bad, shortened
+from imagebuild.core.console import err, out
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.files import cache_folder, refuse_links
 from imagebuild.core.run import native_platform
@@ -71,7 +72,9 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
                 buildx.staging_repository(project, target).check_writable()
         sources = buildx.replaced_sources(project, stages, request.sources)
         endpoint = engine.find_engine(os.environ)
-        apart = bool(request.builder) and uses_several_nodes(request, endpoint)
+        nodes = engine.nodes_of(request.builder, endpoint) if request.builder else engine.current_nodes(endpoint)
+        name_known_faults(nodes)
+        apart = bool(request.builder) and uses_several_nodes(request, nodes)
         if not request.builder and endpoint.host.startswith("unix://"):
             wanted = {p for target in request.targets for p in bake.platforms_of(target, request.platforms)}
             for name in sorted(wanted - {native_platform()}):
@@ -99,10 +102,17 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
         return results
 
 
-def uses_several_nodes(request: BuildRequest, endpoint: engine.Endpoint) -> bool:
+def name_known_faults(nodes: Iterable[engine.BuilderNode]) -> None:
+    """Print the advisories about the versions of BuildKit."""
+    for version in sorted({node.buildkit for node in nodes if not node.buildkit.startswith("v0.0.0")}):
+        if faults := shortened(known_bad({"buildkit": version})):
+            err.print(f"known faults of BuildKit {version}: {faults}; `imagebuild doctor` names the fixed version")
+
+
+def uses_several_nodes(request: BuildRequest, nodes: Sequence[engine.BuilderNode]) -> bool:
     """Return whether the builder has several nodes and a target several platforms. Raises ConfigError if a node cannot
     build, or if the image cannot be loaded."""
-    name, nodes = request.builder or "", engine.nodes_of(request.builder or "", endpoint)
+    name = request.builder or ""
     built = [bake.platforms_of(target, request.platforms) for target in request.targets]
     engine.check_nodes(name, nodes, sorted({platform for platforms in built for platform in platforms}))
     apart = len(nodes) > 1 and max(map(len, built)) > 1

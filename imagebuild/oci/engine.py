@@ -429,6 +429,13 @@ def nodes_of(builder: str, endpoint: Endpoint, run: RunProgram = run_program) ->
     return list(read_nodes(inspected()))  # a node did not start
 
 
+def current_nodes(endpoint: Endpoint, run: RunProgram = run_program) -> list[BuilderNode]:
+    """Return the nodes of the current builder; empty if docker does not describe them."""
+    with suppress(CommandError):
+        return list(read_nodes(run("docker", "buildx", "inspect", env=endpoint.environment, timeout=INSPECT_S)))
+    return []
+
+
 def check_nodes(builder: str, nodes: Sequence[BuilderNode], platforms: Sequence[str]) -> None:
     """Raise ConfigError if a node cannot build, or if no node builds one of the platforms."""
     problems = [f"node {node.name} ({node.endpoint}) {problem}" for node in nodes if (problem := node.problem())]
