@@ -5,10 +5,14 @@ import os
 import pwd
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from imagebuild.bench.verification import VerifyResult
+from imagebuild.bench.profiles import find_profile, load_profiles
+from imagebuild.bench.verification import Surroundings, VerifyResult
+from imagebuild.cli.verify import name_known_faults
+from imagebuild.project.plan import Plan, Target
 from tests.conftest import LIBRARY, ROOT, TOOL, Files, data
 from tests.report_samples import nccl_log
 from tests.unit import image_files
@@ -75,6 +79,26 @@ def test_a_run_on_this_machine(call: Call, tmp_path: Path) -> None:
     assert result.surroundings
     assert result.surroundings.runner == "exec:env"
     assert result.surroundings.environment["HOME"]
+
+
+@pytest.mark.parametrize(("facts", "profile", "platform", "named"), CASES["verify-names-known-faults"])
+def test_verify_names_known_faults(
+    facts: dict[str, str], profile: str, platform: str, named: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of components of the target and of the node's drivers, on the GPUs and networks of the profile."""
+    own: dict[str, Any] = {
+        "axes": {},
+        "platforms": ("linux/amd64", "linux/arm64"),
+        "components": {"nccl-git": "2.29.2"},
+    }
+    plan = Plan(targets=(Target(id="a", image="a", name="a:a", tags=(), **own),), excluded=())
+    surroundings = Surroundings(runner="x", facts=facts)
+    result = VerifyResult(
+        image="a:a", digest=None, target="a", platform=platform, checks=(), surroundings=surroundings
+    )  # fmt: skip
+    name_known_faults(result, plan, find_profile(load_profiles(ROOT / "profiles"), profile).model if profile else None)
+    printed = capsys.readouterr().err.split("known fault of a: ")[1:]
+    assert [" ".join(text.partition(": ")[0].split()) for text in printed] == named
 
 
 BENCHMARK: str = CASES["benchmark"]

@@ -84,7 +84,9 @@ def test_standard_input_and_gzip(call: Call, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_profile_judges_the_path_of_a_log_without_results(call: Call) -> None:
-    write("a.log", "".join(f"n1:1:{r} [{r}] NCCL INFO Channel 00/0 : {r}[{r}] -> {1 - r}[0] via SHM/x\n" for r in (0, 1)))
+    write(
+        "a.log", "".join(f"n1:1:{r} [{r}] NCCL INFO Channel 00/0 : {r}[{r}] -> {1 - r}[0] via SHM/x\n" for r in (0, 1))
+    )
     for options, state in (((), "- shared memory: a.log: "), (PROFILE, "\u2717 a.log: shared memory: ")):
         status, out, _ = call("a.log", *options, "--json", "o.json")
         assert (status, any(line.startswith(state) for line in out.splitlines())) == (5, True), out
