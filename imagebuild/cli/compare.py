@@ -62,7 +62,7 @@ def compare(
 ARGUMENTS = "# imagebuild-bisect arguments "
 """Start of the first line of a log, which contains the arguments of the bisection."""
 PLACE = "# place: "
-"""Start of the lines of a log that describe the hardware and the settings."""
+"""Start of the lines of a log that describe the hardware, the settings and the installed wheels."""
 MOST_SIDES = 100
 
 
@@ -92,7 +92,8 @@ def bisect(
         if more is None:
             break
         for side in more.sides if subject.startswith("nccl") else ():
-            _provide(side.partition("=")[2], libraries, wheel, offline=offline)
+            if installed := _provide(side.partition("=")[2], libraries, wheel, offline=offline):
+                _append(log, f"\n{PLACE}{installed}")
         err.print(f"measuring {' and '.join(dict.fromkeys(more.sides))}, blocks {more.first} to {more.blocks}")
         text = comparison_script(
             more.sides, command, libraries=libraries, wheel=wheel, blocks=more.blocks, first=more.first, seed=seed,
@@ -169,18 +170,18 @@ def _sides(
     return parse_sides(f"nccl={','.join(versions[first : last + 1])}", MOST_SIDES)
 
 
-def _provide(version: str, libraries: str, wheel: str, *, offline: bool) -> None:
+def _provide(version: str, libraries: str, wheel: str, *, offline: bool) -> str:
     """Unpack the wheel of a version in the folder of libraries, from a file there or from the package index, unless the
-    folder has the version. Raises CommandError if the wheel is missing."""
+    folder has the version. Return the wheel with its hash, or "". Raises CommandError if the wheel is missing."""
     from imagebuild.jobs.compare import version_of_wheel
     from imagebuild.lock.resolve import network_upstream
 
     folder = Path(libraries) / f"nccl-{version}"
     if folder.exists():
-        return
+        return ""
     local = any(version_of_wheel(path.name, wheel) == version for path in Path(libraries).glob("*.whl"))
     source = Path(libraries) if offline or local else None
-    network_upstream(None).unpack_wheel(f"{wheel}=={version}", folder, source)
+    return network_upstream(None).unpack_wheel(wheel, version, folder, source)
 
 
 def _measure(log: Path, runner: str, script: str) -> str:

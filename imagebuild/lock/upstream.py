@@ -274,12 +274,12 @@ class Upstream:
         except (ValueError, LookupError, TypeError) as error:
             raise ResultError(f"uv's answer cannot be read: {error!r}; install uv 0.9 or newer") from None
 
-    def _fitting_wheels(self, wanted: WheelSet, arch: Arch) -> dict[str, tuple[str, str]]:
-        """Return the newest wheels for an architecture that match the requirements of a set.
+    def _fitting_wheels(self, wanted: WheelSet, arch: Arch, *options: str) -> dict[str, tuple[str, str]]:
+        """Return the newest wheels for an architecture that match the requirements of a set, with options for pip.
         Maps each name to the version and the sha256."""
         text = self._pip(
             arch, "install", "--dry-run", "--quiet", "--ignore-installed", "--no-deps", "--target", "unused",
-            "--report", "-", *wanted.requirements,
+            "--report", "-", *options, *wanted.requirements,
             failing=f"pip finds no {' '.join(wanted.requirements)} for {arch}",
         )  # fmt: skip
         try:
@@ -306,12 +306,20 @@ class Upstream:
             versions.append(match[1].split(", "))
         return tuple(version for version in versions[0] if all(version in others for others in versions[1:]))
 
-    def unpack_wheel(self, requirement: str, folder: Path, wheels: Path | None) -> None:
-        """Unpack a wheel for this machine in a new folder, from the folder `wheels`. None: from the package index."""
+    def unpack_wheel(self, name: str, version: str, folder: Path, wheels: Path | None) -> str:
+        """Unpack a wheel for this machine in a new folder, from the folder `wheels`. None: from the package index.
+        Return the requirement with the sha256 that pip reports before it downloads. pip refuses another file."""
         arch = cast(Arch, native_platform().partition("/")[2])
-        words = ("install", "--quiet", "--no-deps", "--target", str(folder.absolute()), requirement)
         local = ("--no-index", "--find-links", str(wheels.absolute())) if wheels else ()
-        self._pip(arch, *words, *local, failing=f"pip finds no {requirement} for {arch}")
+        wanted = WheelSet(name, version, (f"{name}=={version}",))
+        ((_, sha256),) = self._fitting_wheels(wanted, arch, *local).values()
+        requirement = f"{name}=={version} --hash=sha256:{sha256}"
+        with TemporaryDirectory(prefix="imagebuild-") as scratch, os_errors_as_command_errors():
+            (file := Path(scratch, "requirements.txt")).write_text(requirement)
+            words = ("--quiet", "--no-deps", "--target", str(folder.absolute()), *local)
+            failing = f"pip does not install {name} {version} for {arch}"
+            self._pip(arch, "install", *words, "--require-hashes", "--requirement", str(file), failing=failing)
+        return requirement
 
     def _called(self, *command: str, **options: Any) -> str:
         """Run a program that asks a server, and remember the answer. Raises CommandError if the program fails."""

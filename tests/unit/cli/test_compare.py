@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -216,6 +217,8 @@ def test_values_and_wheels(command: Call, place: Path) -> None:
     status, out, err = call(command, place, "bisect", f"nccl={','.join(versions)}", "--offline")
     assert (status, "# First bad version: nccl=2.31.2, last good version: nccl=2.30.7" in out) == (0, True), err
     assert len(list((place / "libs").glob("nccl-2.29.7"))) == 1
+    file = place / "libs/nvidia_nccl_cu13-2.29.7-py3-none-manylinux_2_18_x86_64.whl"
+    assert f"nvidia-nccl-cu13==2.29.7 --hash=sha256:{sha256(file.read_bytes()).hexdigest()}\n" in out
 
 
 def test_wrong_options(command: Call, place: Path, program: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import tarfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,27 @@ def test_pip_is_asked_for_both_architectures(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="pip finds no half-wheel for arm64") as caught:
         upstream.wheels(WheelSet("c", "1", ("half-wheel",)))
     assert not isinstance(caught.value, Unreachable)
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("problem", ["", "pip does not install some-wheel 1.2 (.|\n)*Expected sha256"])
+def test_another_file_than_the_index_stated_is_not_installed(tmp_path: Path, serve: Serve, problem: str) -> None:
+    name = "some_wheel-1.2-py3-none-any.whl"
+    content = make_wheel(tmp_path, "some-wheel", "1.2", "any").read_bytes()
+    sha256 = hashlib.sha256(content).hexdigest()
+    page = Answer(200, f'<a href="{name}">{name}</a>'.encode(), {"Content-Type": "text/html"})
+    second = Answer(200, content + b" " if problem else content)
+    index = serve(page, Answer(200, content), page, second)
+
+    def run(*argv: str, env: dict[str, str], **options: Any) -> str:
+        own = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1"}
+        return run_program(*argv, env={**env, **own}, **options)
+
+    upstream = Upstream(Mirrors(python_index=f"{index.address}/"), run=run)
+    with pytest.raises(CommandError, match=problem) if problem else nullcontext():
+        stated = upstream.unpack_wheel("some-wheel", "1.2", tmp_path / "to", None)
+        assert stated == f"some-wheel==1.2 --hash=sha256:{sha256}"
+    assert (tmp_path / "to").exists() == (not problem)
 
 
 @pytest.mark.programs
