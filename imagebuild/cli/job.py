@@ -24,7 +24,7 @@ def job(
     nodes: int | None, racks: int | None, gpus: int | None, features: tuple[str, ...], components: tuple[str, ...],
     container: SlurmContainer | None, image: str | None, registry: str | None, plan: str | None, catalog: Path | None,
     nccl: str | None, test: str, settings: tuple[str, ...], compare: str | None, libraries: str | None, blocks: int,
-    seed: int, collect: bool, output: str | None, facts: Path | None, profiles: Path | None,
+    seed: int, allowed_loss: float | None, collect: bool, output: str | None, facts: Path | None, profiles: Path | None,
 ) -> None:  # fmt: skip
     from imagebuild.bench.profiles import find_profile, load_profiles
     from imagebuild.jobs.facts import default_fabric, load_facts
@@ -41,7 +41,7 @@ def job(
         fabric=fabric or default_fabric(hardware, known.fabrics), cluster=cluster, nodes=nodes, racks=racks, gpus=gpus,
         features=tuple(name for text in features for name in text.split(",")), components=components,
         container=container, image=image, nccl=nccl, test=test, settings=settings, collect=collect,
-        compare=compare, libraries=libraries or "", blocks=blocks, seed=seed,
+        compare=compare, libraries=libraries or "", blocks=blocks, seed=seed, allowed_loss=allowed_loss,
         profiles=str(profiles) if profiles else None,
     )  # fmt: skip
     if cluster in known.clusters:
@@ -113,7 +113,7 @@ def read_offer(
         text = read_text(Path(plan))
         offer = planned_offer(read_images(PlanFile, text, plan), registry)
     elif not catalog and request.container != "none":
-        if request.image is not None and not is_own_image(request.image, project, registry):
+        if not any(name is None or is_own_image(name, project, registry) for name in request.images):
             return offer
         offer = planned_offer(read_images(PlanFile, project_plan(project, request.components), "-"), registry)
     if catalog:

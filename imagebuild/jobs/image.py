@@ -51,6 +51,29 @@ class JobImage:
         return self.reference.startswith("/")
 
 
+def resolve_images(
+    request: JobRequest, profile: Profile, facts: JobFacts, size: Size, offer: Offer
+) -> tuple[JobImage, ...]:
+    """Return the image of each side of a comparison of images, or the one image of another job.
+    Raises ConfigError if one job cannot run the images in turn."""
+    if request.images == (request.image,):
+        return (resolve_image(request, profile, facts, size, offer),)
+    if size.scheduler.kubernetes or size.container == "none":
+        problem = f"{DATA['places'][size.container]} cannot change the image during a job"
+        remedy = "use slurm with pyxis or Apptainer, or compare libraries with --compare nccl=VERSION,…"
+        raise ConfigError(f"--compare image: {problem}; {remedy}")
+    if request.image:
+        raise ConfigError("--image: --compare already names the images; leave out --image")
+    images = tuple(resolve_image(replace(request, image=name), profile, facts, size, offer) for name in request.images)
+    if len({image.stack for image in images}) > 1:
+        kinds = ", ".join(f"{image.reference} ({image.stack})" for image in images)
+        problem = f"images of different kinds need different settings: {kinds}"
+        raise ConfigError(f"--compare image: {problem}; choose images of one kind")
+    if len({image.reference for image in images}) < len(images):
+        raise ConfigError(f"--compare image: two sides are {images[0].reference}; name different images")
+    return images
+
+
 def resolve_image(request: JobRequest, profile: Profile, facts: JobFacts, size: Size, offer: Offer) -> JobImage:
     """Return the image that the request names, or the newest image that fits.
     Raises ConfigError if the options exclude each other, or if no image fits."""

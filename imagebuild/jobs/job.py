@@ -14,7 +14,7 @@ from imagebuild.core.errors import ConfigError
 from imagebuild.jobs.compare import comparison_of, parse_sides
 from imagebuild.jobs.environment import Environment, lint, resolve_environment
 from imagebuild.jobs.facts import JobFacts
-from imagebuild.jobs.image import PLANNED, JobImage, resolve_image
+from imagebuild.jobs.image import PLANNED, JobImage, resolve_images
 from imagebuild.jobs.offer import Offer
 from imagebuild.jobs.request import JobRequest
 from imagebuild.jobs.size import Size, resolve_size
@@ -31,7 +31,8 @@ class Job:
     request: JobRequest
     profile: Profile
     size: Size
-    image: JobImage
+    images: tuple[JobImage, ...]
+    """The images of a comparison, or the one image of the job."""
     environment: Environment
     comparable: bool
     """True if the limits and measured results of the profile are valid for this job."""
@@ -43,28 +44,29 @@ class Job:
     comparison: Mapping[str, Any]
     """The sides and runs of a paired comparison. Empty if the job does not compare anything."""
 
+    @property
+    def image(self) -> JobImage:
+        """The first image, whose kind the other images share."""
+        return self.images[0]
+
 
 def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer) -> Job:
     """Return the requested job. Raises ConfigError with the reason if the job is impossible."""
     size = resolve_size(request, profile, facts)
-    image = resolve_image(request, profile, facts, size, offer)
-    environment = resolve_environment(request, profile, facts, size, image)
+    images = resolve_images(request, profile, facts, size, offer)
+    environment = resolve_environment(request, profile, facts, size, images[0])
     comparable = _is_comparable(profile, size)
     sides = parse_sides(request.compare) if request.compare else ()
     comparison: Mapping[str, Any] = {}
-    if sides and sides[0].startswith("image="):
-        problem = "images are compared outside of a job"
-        raise ConfigError(f"--compare image: {problem}; use `imagebuild compare --script` with srun --container-image")
     if sides:
         comparison = comparison_of(sides, libraries=request.libraries, blocks=request.blocks, seed=request.seed)
     least = {} if sides else _least_bandwidths(profile, size, comparable=comparable)
     workers = resolve_workers(request, profile, size, environment.placeholders)
-    messages = (
-        *lint(environment.variables, facts.nccl_variables),
-        *_notes(request, facts, size, image, environment),
-        *_known_faults(profile, size, image),
-    )
-    return Job(request, profile, size, image, environment, comparable, least, workers, messages, comparison)
+    messages = [*lint(environment.variables, facts.nccl_variables)]
+    for image in images:
+        messages += [*_notes(request, facts, size, image, environment), *_known_faults(profile, size, image)]
+    told = tuple(dict.fromkeys(messages))
+    return Job(request, profile, size, images, environment, comparable, least, workers, told, comparison)
 
 
 def _is_comparable(profile: Profile, size: Size) -> bool:

@@ -44,6 +44,7 @@ def report_options(job: Job) -> list[str]:
         ["--profile", job.profile.name] if by_profile else ["--min-bw", least] if least and not job.comparison else []
     )
     profile += ["--profiles", job.request.profiles] if by_profile and job.request.profiles else []
+    profile += [] if job.request.allowed_loss is None else ["--allow-loss", f"{job.request.allowed_loss:g}"]
     if job.size.test.command:
         return ["--profile", job.profile.name]
     return [*profile, "--ranks", str(job.size.run_ranks), "--nodes", str(job.size.run_nodes)]
@@ -119,6 +120,7 @@ def _fill(quote: Callable[[object], str], template: str, job: Job, **scripts: st
     of_scheduler = size.scheduler.kubernetes
     data = {
         **vars(job),
+        "image": job.image,
         # parts of the job that many templates use
         "name": job.workers.name,
         "test": size.test,

@@ -35,9 +35,17 @@ class JobRequest:
     """Values of `--param`: `NAME=VALUE`, `scope:NAME=VALUE` or `NAME:=VALUE`."""
     collect: bool = False
     compare: str | None = None
-    """The sides of a comparison: `nccl=VERSION,…` or `env:NAME=VALUE,…`."""
+    """The sides of a comparison: `nccl=VERSION,…`, `env:NAME=VALUE,…` or `image=IMAGE,…`."""
     libraries: str = ""
     """Folder that contains `nccl-VERSION` for each side, as the ranks see it."""
     blocks: int = 12
     seed: int = 1
+    allowed_loss: float | None = None
+    """By how much a side may be slower than the first one, in per cent. Default: 0."""
     profiles: str | None = None
+
+    @property
+    def images(self) -> tuple[str | None, ...]:
+        """The images that the request names: those of a comparison, or else `image`, which may be None."""
+        kind, _, names = (self.compare or "").partition("=")
+        return tuple(names.split(",")) if kind == "image" else (self.image,)

@@ -144,7 +144,7 @@ def resolve_size(request: JobRequest, profile: Profile, facts: JobFacts) -> Size
     test = find_facts(facts.tests, "test", request.test)
     rounds = _rounds(request, test, nodes)
     measured = test.minutes + 2 * rounds if request.compare else test.minutes * rounds
-    minutes = measured + (DATA["import_minutes"] if container in DATA["image_files"] else 0)
+    minutes = measured + (DATA["import_minutes"] * len(request.images) if container in DATA["image_files"] else 0)
     minutes = int(parameters.get("minutes") or minutes)
     if minutes * 2 < rounds:
         problem = f"too few for {rounds} rounds of measurements; use {-(-rounds // 2)} or more"

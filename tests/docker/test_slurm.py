@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 from docker import DockerClient
 
+from imagebuild.bench.read import read_files
 from tests.conftest import ROOT, data, ran
 from tests.docker.conftest import Built, Imagebuild, install, until
 from tests.unit.jobs.job_fakes import REFERENCE, text
@@ -208,7 +209,7 @@ def run(cluster: Slurm, programs: Path, folder: Path, behaviour: str, *options: 
     script.write_text(made.replace("\ndeadline=30\n", "\ndeadline=10\n"))
     # The nodes share a machine and its name, so Open MPI would use shared memory between them.
     env = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "lo"}
-    env |= {"PATH": f"{path}:{cluster.environ['PATH']}", "IMAGEBUILD_PROFILES": str(ROOT / "profiles")}
+    env |= {"PATH": f"{path}:{programs}:{cluster.environ['PATH']}", "IMAGEBUILD_PROFILES": str(ROOT / "profiles")}
     submitted = sbatch(cluster, folder, "--parsable", script, **env)
     assert not submitted.returncode, submitted.stdout
     show = ["scontrol", "show", "job", submitted.stdout.strip()]
@@ -232,6 +233,40 @@ def test_a_job_runs_to_its_verdict(cluster: Slurm, programs: Path, tmp_path: Pat
     assert "hunter2" not in ended.output
     assert "all_reduce, 8 ranks, 2 nodes" in ended.output
     assert ended.output.rstrip().endswith("imagebuild: passed; speed was not judged")
+
+
+APPTAINER = """\
+#!/bin/bash
+# A stand-in for `apptainer exec OPTION... IMAGE COMMAND...`: the image is a file with the variables of the image.
+while [[ $1 != *.sif ]]; do shift; done
+. "$1"
+exec "${@:2}"
+"""
+
+
+def test_a_job_compares_two_values(cluster: Slurm, programs: Path, tmp_path: Path) -> None:
+    options = ("--gpus", "1", "--blocks", "10", "--compare", "env:NCCL_ALGO=Ring,Tree", "--allow-loss", "1")
+    ended = run(cluster, programs, tmp_path, "2.19 none 9", *options)
+    assert ended.status == 1, ended.output
+    assert re.search("slower: .*-[23].*; up to 1 % slower is allowed", ended.output), ended.output
+    (pair,) = read_files(list(tmp_path.glob("it-*/compare.log"))).paired
+    assert (pair.blocks, pair.problems, pair.faults) == (10, (), ())
+    assert all(-4 < item.percent < -2 for item in pair.differences)
+
+
+def test_each_side_starts_in_its_image(cluster: Slurm, programs: Path, tmp_path: Path) -> None:
+    (programs / "apptainer").write_text(APPTAINER)
+    (programs / "apptainer").chmod(0o755)
+    for name, setting in {"a": "echo in a", "b": "echo in b; exit 7"}.items():
+        (programs / f"{name}.sif").write_text(setting)
+    images = f"image={programs}/a.sif,{programs}/b.sif"
+    ended = run(cluster, programs, tmp_path, "2.19 none 9", "--container", "apptainer", "--compare", images)
+    assert ended.status
+    (log,) = tmp_path.glob("it-*/compare.log")
+    first, second = log.read_text().split("# imagebuild-compare begin ")[1:]
+    assert [text.count(f"in {name}\n") for text in (first, second) for name in "ab"] == [8, 0, 0, 8]
+    assert "end 0" in first
+    assert f"run 1, image={programs}/b.sif, all_reduce: ended with status 7" in ended.output
 
 
 @pytest.mark.parametrize(("behaviour", "imagebuild", "option", "problem"), CASES["a-job-fails-without-a-result"])

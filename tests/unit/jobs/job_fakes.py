@@ -24,6 +24,7 @@ from tests.conftest import ROOT, data
 
 REFERENCE: dict[str, str] = data("jobs-reference")
 """File of the reference → arguments of `imagebuild job` that make the like."""
+NUMBERS: dict[str, type] = {"nodes": int, "racks": int, "gpus": int, "blocks": int, "allow-loss": float}
 IMAGE = "registry.example.com/team/hpcx:cuda12.9.2-nccl2.28.3-hpcx2.51-ubuntu24.04-runtime"
 
 
@@ -38,9 +39,9 @@ def profiles() -> dict[str, Profile]:
 
 
 def request(line: str) -> JobRequest:
-    """The request of a command's arguments; without `--image`, it is for `IMAGE`."""
+    """The request of a command's arguments; without an image, it is for `IMAGE`."""
     scheduler, *words = shlex.split(line)
-    if "--image" not in words and "--container none" not in line:
+    if not re.search("--image|--container none|--compare image", line):
         words += ["--image", IMAGE]
     options: dict[str, Any] = {"scheduler": scheduler, "settings": (), "words": ("job", scheduler, *words)}
     while words:
@@ -52,7 +53,8 @@ def request(line: str) -> JobRequest:
         elif option == "feature":
             options["features"] = tuple(words.pop(0).split(","))
         else:
-            options[option] = int(words.pop(0)) if option in ("nodes", "racks", "gpus", "blocks") else words.pop(0)
+            kind = NUMBERS.get(option, str)
+            options[option.replace("allow-", "allowed_")] = kind(words.pop(0))
     options.setdefault("fabric", default_fabric(profiles()[options["profile"]], facts().fabrics))
     return JobRequest(**options)
 

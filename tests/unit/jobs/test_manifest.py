@@ -436,7 +436,7 @@ def test_each_rank_starts_apptainer_with_its_folder_of_pmix(tmp_path: Path) -> N
     assert "enroot" not in batch
     part = re.search(r"(?ms)^inside=.*?\)$", batch)
     assert part
-    script = f'image=/images/x.sif\n{part[0]}\n"${{inside[@]}}" /bin/bash -c "a b"'
+    script = f'image=/images/x.sif\n{part[0]}\n"${{inside[@]}}" "$image" /bin/bash -c "a b"'
     done = ran("/bin/bash", "-c", script, env={"PATH": f"{programs}:/usr/bin:/bin", "PMIX_SERVER_TMPDIR": "/p q"})
     mounts = "/usr/local/gib:/usr/local/gib"
     words = ["--nv", "--no-home", "--pwd", "/", "--bind", "/p q", "--bind", mounts, "/images/x.sif", "/bin/bash", "-c"]
