@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Platform, YamlFile
 from imagebuild.oci.layout import EPOCH
+from imagebuild.oci.reference import parse_reference
 from imagebuild.project.plan import Target
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ class BuildRequest:
     """`load` (into the engine's image store), `push`, `cacheonly`, or a folder for OCI layouts."""
     compression: str = "gzip"
     """`gzip` or `zstd`, for layers in layouts and registries."""
-    builder: str | None = None
-    """Name of a buildx builder. None: the engine's default builder."""
+    builders: tuple[str, ...] = ()
+    """Names of buildx builders that share the work. Empty: the engine's default builder."""
     sources: tuple[str, ...] = ()
     """`NAME=FOLDER` for each component that is built from a local folder."""
     base: str = "bootstrap"
@@ -91,6 +92,11 @@ class BuildRequest:
     record: bool = False
     """True: fetch the inputs from the network, and write the inputs to the bundle. False: read the inputs from the
     bundle."""
+
+    @property
+    def builder(self) -> str | None:
+        """The first builder, which is the only one in every part of the build. None: the engine's default builder."""
+        return self.builders[0] if self.builders else None
 
     @property
     def exported(self) -> Path | None:
@@ -161,6 +167,8 @@ class BuildRun:
     registry."""
     apart: bool = False
     """True: each platform is built on a node of its own."""
+    part: str = ""
+    """Name of the builder if several builders share the build; the files that describe this part contain the name."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `BuildResult` that are known when the build starts: time, commit, repository, CI run and workflow."""
 
@@ -173,13 +181,21 @@ class BuildRun:
     def written(self) -> Iterator[Path]:
         """All files and folders that the build writes."""
         folder = self.request.folder
-        yield from (folder / name for name in ("bake.json", "bake-caches.json", "metadata.json", self.context.name))
+        for part in (self.request.builders[1:] and self.request.builders) or [self.part]:
+            own = replace(self, part=part)
+            yield from (own.own_file(f"{name}.json") for name in ("bake", "bake-caches", "bake-stages", "metadata"))
+        yield self.context
         for target in self.request.targets:
             yield folder / target.id
             yield from (folder / target.id / name for name in ("Dockerfile", "result.json", "local.json"))
             yield from (self.sbom_file(target, p, local=local) for p in target.platforms for local in (False, True))
             if layout := self.layout_folder(target):
                 yield from (layout, new_layout(layout), old_layout(layout))
+
+    def own_file(self, name: str) -> Path:
+        """Return the file for `name`, such as `bake.json`, in the build folder. It describes this part of the build."""
+        stem, end = name.rsplit(".", 1)
+        return self.request.folder / (f"{stem}-{self.part}.{end}" if self.part else name)
 
     def sbom_file(self, target: Target, platform: str, *, local: bool) -> Path:
         """Return the file for the SBOM of an image. `local`: the image was built after an image that was pushed."""
@@ -241,6 +257,27 @@ def bake_file(run: BuildRun) -> dict[str, Any]:
             "output": ["type=cacheonly"],
         }
     return {"group": {"default": {"targets": sorted(entries)}}, "target": entries}
+
+
+def bake_file_of_caches(run: BuildRun, chosen: Mapping[CacheEntry, Target]) -> dict[str, Any]:
+    """Return the content of a bake file that builds stages and writes their caches. `chosen` maps each cache to a
+    target that needs the stage."""
+    place, content = parse_reference(run.request.cache or "").name, bake_file(run)
+    # Keep the other bake targets in the bake file, as the new ones refer to the bake targets of downloads.
+    content["target"] |= {
+        entry.tag: {
+            **content["target"][target.bake_name],
+            "target": entry.stage,
+            "platforms": [entry.platform],
+            "tags": [],
+            "output": ["type=cacheonly"],
+            # Write the cache as an image manifest: some registries refuse the index that BuildKit writes by default.
+            "cache-to": [f"type=registry,ref={place}:{entry.tag},mode=min,image-manifest=true,oci-mediatypes=true"],
+        }
+        for entry, target in chosen.items()
+    }
+    content["group"]["default"]["targets"] = sorted(entry.tag for entry in chosen)
+    return content
 
 
 def platforms_of(target: Target, wanted: Sequence[str]) -> tuple[Platform, ...]:

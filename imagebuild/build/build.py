@@ -72,14 +72,15 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
                 buildx.staging_repository(project, target).check_writable()
         sources = buildx.replaced_sources(project, stages, request.sources)
         endpoint = engine.find_engine(os.environ)
-        nodes = engine.nodes_of(request.builder, endpoint) if request.builder else engine.current_nodes(endpoint)
-        name_known_faults(nodes)
-        apart = bool(request.builder) and uses_several_nodes(request, nodes)
+        nodes = {name: engine.nodes_of(name, endpoint) for name in request.builders}
+        name_known_faults([node for own in nodes.values() for node in own] or engine.current_nodes(endpoint))
+        apart = {name: uses_several_nodes(replace(request, builders=(name,)), own) for name, own in nodes.items()}
         if not request.builder and endpoint.host.startswith("unix://"):
             wanted = {p for target in request.targets for p in bake.platforms_of(target, request.platforms)}
             for name in sorted(wanted - {native_platform()}):
                 private.ensure_emulation(name.removeprefix("linux/"))
         caches: Mapping[str, Sequence[CacheEntry]] = {}
+        state = None
         if request.cache:
             from imagebuild.build.impact import ProjectState
 
@@ -90,10 +91,14 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
             "revision": revision.current_revision(project.root),
             **revision.origin_of_build(project.root, os.environ),
         }
-        run = BuildRun(request, project, dockerfiles, endpoint, caches=caches, apart=apart, about=about)
+        run = BuildRun(request, project, dockerfiles, endpoint, caches=caches, apart=any(apart.values()), about=about)
         refuse_links(run.written)
         with build_inputs(run, provide, progress) as provided:
             run = replace(run, inputs=replace(provided, images={**provided.images, **sources}))
+            if state and len(request.builders) > 1:
+                from imagebuild.build.builders import build_on_all
+
+                return build_on_all(run, state, apart, progress)
             began = time.monotonic()
             built = buildx.run_bake(run, progress)
             results = buildx.export_images(run, *built, time.monotonic() - began, progress)
@@ -144,6 +149,12 @@ def check_request(request: BuildRequest, stages: Collection[str], locked: date |
     if day and not (locked or day) <= day <= today:
         possible = f"from the lock's date, {locked}, to today, {today}" if locked else f"until today, {today}"
         raise ConfigError(f"--rebuild {day}: choose a day {possible}")
+    if len(request.builders) > len({*request.builders}):
+        raise ConfigError(f"--builder {request.builders[-1]}: name each builder once")
+    if len(request.builders) > 1 and (request.stage or not request.cache_write):
+        problem = "several builders build whole targets, and exchange stages through a registry"
+        remedy = "remove --stage" if request.stage else "add --cache REPOSITORY --cache-write"
+        raise ConfigError(f"--builder {' --builder '.join(request.builders)}: {problem}; {remedy}")
     if request.stage and request.stage not in stages:
         names = ", ".join(sorted(stages))
         raise ConfigError(f"--stage {request.stage}: no selected target has this stage; choose from {names}")

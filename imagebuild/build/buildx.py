@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -113,8 +114,10 @@ class Vertex:
 class EventStream:
     """The parser of buildx's events. New buildx versions write an event as one line, old versions as indented JSON."""
 
-    def __init__(self) -> None:
+    def __init__(self, builder: str = "") -> None:
         self.vertices: dict[str, Vertex] = {}
+        self._builder = builder
+        """Name that makes the same vertex of several builders different vertices; empty for a single builder."""
         self.messages: list[str] = []
         """Lines that are not events, such as errors of buildx itself."""
         self._begun = ""
@@ -178,7 +181,7 @@ class EventStream:
         return [v.error for v in self.failed() if not v.parts] + [m for m in self.messages if m.strip()]
 
     def _vertex(self, digest: str) -> Vertex:
-        return self.vertices.setdefault(digest, Vertex(digest))
+        return self.vertices.setdefault(digest, Vertex(f"{self._builder}{digest}"))
 
     def _update(self, vertex: Vertex, report: Mapping[str, Any]) -> Iterator[tuple[str, Vertex, str]]:
         vertex.name = report.get("name") or vertex.name
@@ -231,6 +234,7 @@ class BuildProgress(Progress):
         """Maps the name of each bake target to its bar."""
         super().__init__(live=not verbose)
         self.log: BuildLog | None = None
+        self.lock = threading.Lock()  # several builders report their events at the same time
         self._verbose = verbose
         self._cached: dict[str, bool] = {}
         """Maps the digest of each finished step to whether it was cached."""
@@ -327,8 +331,11 @@ def replaced_sources(project: Project, stages: Container[str], given: Sequence[s
     return replaced
 
 
-def run_bake(run: BuildRun, progress: BuildProgress) -> tuple[EventStream, dict[str, Any]]:
+def run_bake(
+    run: BuildRun, progress: BuildProgress, stream: EventStream | None = None
+) -> tuple[EventStream, dict[str, Any]]:
     """Build all targets in one run of buildx. Return the events of buildx, and the content of its metadata file.
+    `stream`: the events of an earlier part of the build.
 
     Layouts of earlier builds are replaced only when the new layouts are complete. Raises ConfigError if the folder of a
     layout contains other files, CommandError if a step or buildx itself fails, ResultError if buildx's metadata cannot
@@ -339,12 +346,11 @@ def run_bake(run: BuildRun, progress: BuildProgress) -> tuple[EventStream, dict[
         for other in (bake.new_layout(layout), bake.old_layout(layout)):  # BuildKit adds files to an existing folder
             shutil.rmtree(other, ignore_errors=True)
     try:
-        run.context.mkdir(parents=True, exist_ok=True)
-        if any(run.context.iterdir()):  # COPY would find files that no commit, Dockerfile and result names
-            raise ConfigError(f"{run.context}: must be empty, as builds copy nothing from it; remove its files")
-        for target in run.request.targets:
-            write_text(run.request.folder / target.id / "Dockerfile", run.dockerfiles[target.id].text)
-        built = _build_apart(run, progress) if run.apart else execute_bake(run, bake.bake_file(run), progress)
+        write_dockerfiles(run)
+        if run.apart:
+            built = _build_apart(run, progress, stream or EventStream())
+        else:
+            built = execute_bake(run, bake.bake_file(run), progress, stream=stream)
         for layout in layouts:
             with suppress(FileNotFoundError):
                 layout.rename(bake.old_layout(layout))
@@ -358,11 +364,21 @@ def run_bake(run: BuildRun, progress: BuildProgress) -> tuple[EventStream, dict[
             shutil.rmtree(bake.new_layout(layout), ignore_errors=True)
 
 
-def _build_apart(run: BuildRun, progress: BuildProgress) -> tuple[EventStream, dict[str, Any]]:
+def write_dockerfiles(run: BuildRun) -> None:
+    """Write the Dockerfiles and the build context, to which the bake file refers. Raises ConfigError if the context
+    contains files."""
+    run.context.mkdir(parents=True, exist_ok=True)
+    if any(run.context.iterdir()):  # COPY would find files that no commit, Dockerfile and result names
+        raise ConfigError(f"{run.context}: must be empty, as builds copy nothing from it; remove its files")
+    for target in run.request.targets:
+        write_text(run.request.folder / target.id / "Dockerfile", run.dockerfiles[target.id].text)
+
+
+def _build_apart(run: BuildRun, progress: BuildProgress, stream: EventStream) -> tuple[EventStream, dict[str, Any]]:
     """Build one platform after the other, each on its own node, and combine the images of each target.
 
     buildx exports no image that several nodes built. Return what `run_bake` returns, and raise the same errors."""
-    request, stream = run.request, EventStream()
+    request = run.request
     wanted = {target.bake_name: bake.platforms_of(target, request.platforms) for target in request.targets}
     digests: dict[tuple[str, str], str] = {}
     for platform in sorted({platform for platforms in wanted.values() for platform in platforms}):
@@ -389,7 +405,7 @@ def execute_bake(
 ) -> tuple[EventStream, dict[str, Any]]:  # fmt: skip
     """Build the targets in a bake file. `stream`: the events of an earlier part of the build. Return what `run_bake`
     returns, and raise the same errors."""
-    file, metadata_file = run.request.folder / name, run.request.folder / "metadata.json"
+    file, metadata_file = run.own_file(name), run.own_file("metadata.json")
     write_text(file, json.dumps(content, indent=1) + "\n")
     stream = stream or EventStream()
     try:
@@ -432,8 +448,9 @@ def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildP
     }
 
     def update(line: str) -> None:
-        for event in stream.feed(line):
-            progress.update(*event)
+        with progress.lock:
+            for event in stream.feed(line):
+                progress.update(*event)
 
     try:  # with SIGINT, BuildKit cancels the build
         done = execute(command, env=environ, each_line=update, polite=signal.SIGINT)
@@ -602,25 +619,11 @@ def write_caches(run: BuildRun, built: Sequence[BuildResult], progress: BuildPro
     place = connect_registry(location.host).at(location.repository)
     executed = {(result.target, step.stage) for result in built for step in result.steps if not step.cached}
     owners = {entry: target for target in run.request.targets for entry in run.caches[target.id]}
-    content = bake.bake_file(run)
-    chosen: dict[str, Any] = {
-        entry.tag: {
-            **content["target"][target.bake_name],
-            "target": entry.stage,
-            "platforms": [entry.platform],
-            "tags": [],
-            "output": ["type=cacheonly"],
-            # Write the cache as an image manifest: some registries refuse the index that BuildKit writes by default.
-            "cache-to": [
-                f"type=registry,ref={location.name}:{entry.tag},mode=min,image-manifest=true,oci-mediatypes=true"
-            ],
-        }
+    chosen = {
+        entry: target
         for entry, target in owners.items()
         if (target.id, entry.stage) in executed or place.digest(entry.tag) is None
     }
     if chosen:
         progress.note(f"writing {len(chosen)} of {len(owners)} caches to {location.name}")
-        # Keep the other bake targets in the bake file, as the new ones refer to the bake targets of downloads.
-        content["target"] |= chosen
-        content["group"]["default"]["targets"] = sorted(chosen)
-        execute_bake(run, content, progress, "bake-caches.json")
+        execute_bake(run, bake.bake_file_of_caches(run, chosen), progress, "bake-caches.json")

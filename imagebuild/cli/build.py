@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def build(
     project: options.ProjectFiles, edits: options.ImageChanges, select: tuple[str, ...], platforms: tuple[str, ...],
     load: bool, push: bool, output: Path | None, registry: str | None, compression: Literal["gzip", "zstd"],
-    builder: str | None, sources: tuple[str, ...], base: Literal["bootstrap", "registry"], ca: Path | None,
+    builders: tuple[str, ...], sources: tuple[str, ...], base: Literal["bootstrap", "registry"], ca: Path | None,
     no_cache: bool, rebuild: datetime | None, cache: str | None, cache_write: bool, stage: str | None,
     bundle: Path | None, offline: bool, folder: Path, json_file: str | None, verbose: bool, lock: bool,
 ) -> None:  # fmt: skip
@@ -55,7 +55,7 @@ def build(
     request = BuildRequest(
         targets=targets, platforms=chosen, describe=describe,
         output="push" if push else str(output.resolve()) if output else "load", compression=compression,
-        builder=builder, sources=sources, base=base, ca=ca, no_cache=no_cache,
+        builders=builders, sources=sources, base=base, ca=ca, no_cache=no_cache,
         rebuilt=rebuild.date() if rebuild else None, cache=cache, cache_write=cache_write, stage=stage, folder=folder,
         verbose=verbose,
         again=(*project.words, *_repeated("--platform", platforms), *_repeated("--source", sources), *changes.options),

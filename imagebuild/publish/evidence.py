@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -54,8 +55,8 @@ PUBLICATION = "imagebuild.publication"
 MAX_SCAN_DAYS = 14
 """Maximum age of a scan that counts. If a newer scan that failed is deleted, an older one that passed takes its place;
 nothing but the age shows this."""
-BUILD_FILES = frozenset({"bake.json", "bake-caches.json", "metadata.json", "lock-report.json"})
-"""Names of JSON files that are not results, and that `build` and `lock` write beside the results."""
+BUILD_FILE = re.compile(r"((bake|bake-caches|bake-stages|metadata)(-[\w.-]+)?|lock-report)\.json")
+"""Matches the names of JSON files that are not results, and that `build` and `lock` write beside the results."""
 
 
 def latest_time() -> str:
@@ -239,8 +240,8 @@ def _json_files(folder: Path) -> Iterator[Path]:
 
     for place, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        other = BUILD_FILES | ({INDEX_FILE} if MARK_FILE in names else set())
-        for name in sorted(set(names) - other):
+        other = {INDEX_FILE} if MARK_FILE in names else set()
+        for name in sorted(name for name in {*names} - other if not BUILD_FILE.fullmatch(name)):
             if name.endswith(".json") and not name.startswith("."):
                 if not Path(place, name).is_file():
                     raise ConfigError(f"{place}/{name}: is not a file; remove it")
