@@ -22,6 +22,7 @@ from imagebuild.build.buildx import (
 )
 from imagebuild.build.division import Division, Task, divide, durations, tasks_of
 from imagebuild.build.impact import ProjectState
+from imagebuild.core.console import err, out, print_table
 from imagebuild.core.errors import CommandError
 from imagebuild.core.files import read_text
 from imagebuild.core.run import end_children, for_each
@@ -44,7 +45,22 @@ def earlier_results(folder: Path, targets: Sequence[Target]) -> Iterator[BuildRe
 def division_of(state: ProjectState, folder: Path, builders: int) -> Division:
     """Divide the build of `state` over builders, with the durations of earlier builds in a build folder, if any."""
     known = durations(earlier_results(folder, state.targets))
-    return divide(tasks_of(state.builds(), known), builders)
+    return divide(tasks_of(state.builds(), known), builders, "seconds" if known else "steps")
+
+
+def print_division(division: Division) -> None:
+    """Print which builder builds which targets, and how many stages it builds for others."""
+    parts = division.summary["builders"]
+    print_table(("target", "builder"), [(name, str(n)) for n, part in enumerate(parts, 1) for name in part["targets"]])
+    out.print()
+    rows = [
+        (str(n), str(len(part["targets"])), str(len(part["stages"])), f"{part['work']:.0f}")
+        for n, part in enumerate(parts, 1)
+    ]
+    print_table(("builder", "targets", "stages for others", f"work in {division.unit}"), rows)
+    out.print()
+    ratio = division.makespan / (division.bound or 1)
+    out.print(f"ends after {division.makespan:.0f} {division.unit}, {ratio:.2f} times the least possible")
 
 
 @dataclass
@@ -158,6 +174,9 @@ def build_on_all(
         for_each(lambda share: share.build(board, progress), shares, board, jobs=len(shares))
     except CommandError as error:
         raise board.error or error from None
+    except KeyboardInterrupt:
+        err.print("interrupted: the builders keep the steps that ended; run the same command again to go on from there")
+        raise
     results: dict[str, BuildResult] = {}
     for share in shares:
         seconds = time.monotonic() - began

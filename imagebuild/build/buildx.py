@@ -30,7 +30,7 @@ from imagebuild.core.console import SHOWN_ITEMS, Progress, err, format_duration,
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, ResultError, plural, suggestion
 from imagebuild.core.files import read_text, write_bytes, write_text
 from imagebuild.core.run import execute
-from imagebuild.oci.engine import engine_flaw
+from imagebuild.oci.engine import engine_flaw, lost_nodes
 from imagebuild.oci.image import PlatformImage, image_in_engine, images_in
 from imagebuild.oci.layout import Layout
 from imagebuild.oci.reference import parse_reference
@@ -419,7 +419,9 @@ def execute_bake(
         if status:
             failure = explain_failure(run, stream, status)
             # buildx does not report that the engine has stopped; it reports failed steps.
-            if not run.request.builder and (flaw := engine_flaw(run.engine)):
+            if run.request.builder:
+                failure = "\n".join([*lost_nodes(run.request.builder, run.engine), failure])
+            elif flaw := engine_flaw(run.engine):
                 stopped = f"the engine at {run.engine.host} stopped during the build ({flaw}); start the engine again"
                 failure = f"{stopped}\n{failure}"
             raise CommandError(failure)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from imagebuild.build.bake import CacheEntry
 from imagebuild.core.fields import Platform
@@ -44,6 +45,23 @@ class Division:
     """Time from the start to the end of the last task, in the unit of `Task.work`."""
     bound: float
     """No division can end earlier: the larger of all work divided by the number of builders, and the longest chain."""
+
+    unit: str = "steps"
+    """`seconds` if durations of earlier builds are known, otherwise `steps`."""
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The division for programs."""
+        shared = self.shared
+        parts = [
+            {
+                "targets": [task.target.id for task in part if not task.stage],
+                "stages": [task.stage.tag for task in part if task.stage and task.key in shared],
+                "work": round(sum(task.work for task in part), 3),
+            }
+            for part in self.parts
+        ]
+        return {"unit": self.unit, "makespan": self.makespan, "bound": self.bound, "builders": parts}
 
     @property
     def shared(self) -> frozenset[str]:
@@ -90,7 +108,7 @@ def tasks_of(builds: Builds, known: Mapping[str, float]) -> list[Task]:
     return [*stages.values(), *last.values()]
 
 
-def divide(tasks: Sequence[Task], builders: int) -> Division:
+def divide(tasks: Sequence[Task], builders: int, unit: str = "steps") -> Division:
     """Divide tasks over equal builders, each of which does one task at a time.
 
     Neighbouring targets, which share most stages, stay together: each builder gets a section of the list of targets,
@@ -129,7 +147,7 @@ def divide(tasks: Sequence[Task], builders: int) -> Division:
                 heapq.heappush(running, (now + known[key].work, key, builder))
         if not running:
             bound = max(sum(task.work for task in tasks) / builders, max(chain.values(), default=0.0))
-            return Division(tuple(map(tuple, parts)), now, bound)
+            return Division(tuple(map(tuple, parts)), now, bound, unit)
         now, key, builder = heapq.heappop(running)
         free.add(builder)
         for user in users[key]:

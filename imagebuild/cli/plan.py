@@ -16,6 +16,8 @@ from imagebuild.core.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from imagebuild.project.plan import Target
+    from imagebuild.project.project import Project
+    from imagebuild.render.renderer import Renderer
 
 SECRET_MOUNT = re.compile(r"--mount=type=secret,\S+ *(\\\n *)?")
 """A secret mount, through which `build` passes mirrors and passwords to a step. `docker build` needs no such mount."""
@@ -57,7 +59,7 @@ def init(folder: Path, repository: str, image: str, workflow: str | None) -> Non
 def plan(
     project: options.ProjectFiles, edits: options.PlanChanges, select: tuple[str, ...], why: bool, registry: str | None,
     json_file: str | None, lock: bool, explained: str | None, waive: tuple[str, ...],
-    osv_file: str | None,
+    osv_file: str | None, builders: int | None, folder: Path,
 ) -> None:  # fmt: skip
     from imagebuild.project.plan import restricted_components
     from imagebuild.project.select import select_excluded, select_one, select_targets
@@ -68,15 +70,14 @@ def plan(
     names = [explained] if explained else select
     workspace = project.open(changes, select=names if edits else None)
     if explained:
-        from imagebuild.core.console import print_table
-        from imagebuild.project.explain import explain
-
-        rows = list(explain(workspace.project, select_one(workspace.plan, explained)))
-        print_table(("value of the target", "is", "because of"), rows, whole=["because of"])
+        explain_target(workspace.project, select_one(workspace.plan, explained))
         return
     targets = select_targets(workspace.plan, select)
     check_advisories(targets, waive, whole=why)
     workspace = workspace.locked(targets, wanted=lock)
+    if builders:
+        divide_targets(workspace.renderer, targets, builders, folder, json_file)
+        return
     excluded = select_excluded(workspace.plan, select)
     restricted = restricted_components(workspace.plan, targets)
     whole = None
@@ -134,6 +135,25 @@ def lock_states(workspace: options.Workspace, target: Target) -> dict[str, str]:
 def unread_part(states: Counter[str]) -> str:
     """Return the part of a message that says how many sources are pinned, but not read."""
     return f", not read: {states['not read']}" if states["not read"] else ""
+
+
+def explain_target(project: Project, target: Target) -> None:
+    """Print each value of a target, and where it comes from."""
+    from imagebuild.core.console import print_table
+    from imagebuild.project.explain import explain
+
+    print_table(("value of the target", "is", "because of"), list(explain(project, target)), whole=["because of"])
+
+
+def divide_targets(
+    renderer: Renderer, targets: Sequence[Target], builders: int, folder: Path, json_file: str | None
+) -> None:
+    """Print which builder would build which targets. `folder` may contain the results of earlier builds."""
+    from imagebuild.build.builders import division_of, print_division
+    from imagebuild.build.impact import ProjectState
+
+    division = division_of(ProjectState(renderer, targets), folder, builders)
+    options.print_result(json_file, division.summary, lambda: print_division(division))
 
 
 def write_osv(file: str | None) -> bool:

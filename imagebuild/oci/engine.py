@@ -436,6 +436,20 @@ def current_nodes(endpoint: Endpoint, run: RunProgram = run_program) -> list[Bui
     return []
 
 
+def lost_nodes(builder: str, endpoint: Endpoint, run: RunProgram = run_program) -> list[str]:
+    """Return a message for each node that does not answer, after a build failed."""
+    try:
+        nodes = nodes_of(builder, endpoint, run)
+    except (CommandError, ConfigError) as error:
+        return [str(error)]
+    remedy = "start it, and run the same command again: it goes on from the steps that ended"
+    return [
+        f"node {node.name} ({node.endpoint}) stopped during the build ({node.error or node.status}); {remedy}"
+        for node in nodes
+        if node.error or node.status != "running"
+    ]
+
+
 def check_nodes(builder: str, nodes: Sequence[BuilderNode], platforms: Sequence[str]) -> None:
     """Raise ConfigError if a node cannot build, or if no node builds one of the platforms."""
     problems = [f"node {node.name} ({node.endpoint}) {problem}" for node in nodes if (problem := node.problem())]
