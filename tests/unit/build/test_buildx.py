@@ -292,7 +292,7 @@ def test_a_layout_is_replaced_when_the_build_succeeds_and_stays_when_it_fails(
     new.mkdir()
     (new / "left").touch()  # left by a build that was killed
 
-    def build(*_: object) -> tuple[EventStream, dict[str, object]]:
+    def build(*_: object, stream: object) -> tuple[EventStream, dict[str, object]]:
         new.mkdir()
         (new / "oci-layout").write_text("made")
         if fails:
