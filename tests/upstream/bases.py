@@ -12,8 +12,6 @@ import yaml
 
 EVIDENCE = Path(__file__).parent / "evidence" / "cuda.yaml"
 VARIANTS = ("runtime", "devel")
-TOOLKIT = "13.0"
-"""The CUDA version that all images really contain."""
 
 
 @cache
@@ -32,6 +30,8 @@ class Cuda:
     nccl: str
     suite: str = ""
     """Suite of Ubuntu's archive that the image is made from. Empty: it is made from Debian 13."""
+    toolkit: str = "13.0"
+    """The CUDA version that the image really contains."""
 
     @property
     def targets(self) -> str:
@@ -94,7 +94,7 @@ def build_options(variant: str, cuda: Cuda) -> tuple[list[str], str]:
     base = ["--build-arg=BASE=ubuntu-archive", f"--build-arg=SUITE={cuda.suite}"] if cuda.suite else []
     if variant == "ubuntu":
         return [f"--target={variant}", *base], ""
-    values = {"TOOLKIT": TOOLKIT, "CUDA": cuda.version, "OS": cuda.os, "NCCL": cuda.nccl,
+    values = {"TOOLKIT": cuda.toolkit, "CUDA": cuda.version, "OS": cuda.os, "NCCL": cuda.nccl,
               "HELD": " ".join(cuda.held(variant)), "FOREIGN": "\n".join(cuda.rows("foreign")),
               "UNMET": "\n".join(cuda.rows("unmet"))}  # fmt: skip
     tail = "\n".join([

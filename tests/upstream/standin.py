@@ -129,21 +129,26 @@ class Making:
         self.docker: Mapping[str, str] = find_engine(os.environ).environment
 
     def everything(self, *, sources: bool) -> None:
-        header, toolkit, served, keys = (self.folder(name) for name in ("header", "toolkit", "served", "keys"))
+        header, served, keys = (self.folder(name) for name in ("header", "served", "keys"))
         Keys.make(keys)
         wheels.take("nccl-wheel", "2.32.3", "nvidia/nccl/include/nccl.h", header / "nccl.h")
-        wheels.take("cuda", bases.TOOLKIT, f"nvidia/cu{bases.TOOLKIT.partition('.')[0]}", toolkit / "cuda")
+        images = bases.images(self.upstream.cuda)
+        versions = {cuda.toolkit for _, cuda in images.values()}
+        toolkits = {version: self.folder(f"toolkit/{version}") for version in versions}
+        for version, toolkit in toolkits.items():
+            wheels.take("cuda", version, f"nvidia/cu{version.partition('.')[0]}", toolkit / "cuda")
         public = self.upstream.keys.public
         built = self.exported("packages", "packages", nccl=header, keys=public)
         packages.publish(built, served, self.upstream.keys)
         repositories.make(served / "github.com")
         self._archives(served / hpcx.HOST, sources=sources)
-        contexts = {"packages": served / packages.NVIDIA_UBUNTU, "keys": public, "toolkit": toolkit}
+        contexts = {"packages": served / packages.NVIDIA_UBUNTU, "keys": public}
         with registry.running(self.upstream.folder / "registry") as address:
-            for name, (variant, cuda) in bases.images(self.upstream.cuda).items():
+            for name, (variant, cuda) in images.items():
                 options, tail = bases.build_options(variant, cuda)
                 output = f"--output=type=image,name={address}/{name},push=true,compression-level=1"
-                self.build("bases", *options, output, tail=tail, contexts=contexts)
+                used = {**contexts, "toolkit": toolkits[cuda.toolkit]}
+                self.build("bases", *options, output, tail=tail, contexts=used)
                 run_program("docker", "image", "rm", f"{address}/{name}", env=self.docker)
 
     def _archives(self, folder: Path, *, sources: bool) -> None:
@@ -188,7 +193,8 @@ class Making:
 
 def _digest() -> str:
     """Return the digest of all inputs of the stand-in, except the base image. A newer base needs no new stand-in."""
-    total = hashlib.sha256(repr([wheels.pins("nccl-wheel", "2.32.3"), wheels.pins("cuda", bases.TOOLKIT)]).encode())
+    pins = [wheels.pins("nccl-wheel", "2.32.3"), *(wheels.pins("cuda", cuda.toolkit) for cuda in bases.known())]
+    total = hashlib.sha256(repr(pins).encode())
     for file in sorted(path for path in HERE.rglob("*") if path.is_file() and path.suffix not in (".pyc", ".md")):
         total.update(file.name.encode() + file.read_bytes() + b"\0")
     return total.hexdigest()
