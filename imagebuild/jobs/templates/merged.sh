@@ -4,8 +4,8 @@
 merged() {
   trap '' HUP INT TERM # what ranks print when they are told to stop must still come out
   local options=()
-  # mawk waits for whole blocks otherwise
-  if [ -z "$(awk -W interactive 'BEGIN { exit }' 2>&1)" ]; then options=(-W interactive); fi
+  # mawk waits for whole blocks otherwise. With this option, mawk 1.3.4-20240123 of Ubuntu 24.04 ends at a line of 4096 bytes.
+  if [ "$(printf '%5000s\n' x | awk -W interactive '{ print length($0) }' 2>&1)" = 5000 ]; then options=(-W interactive); fi
   LC_ALL=C awk "${options[@]}" '
     function end_of(text) { return text in last ? "-" last[text] : "" }
     !match($0, /^\(rank [0-9]+\) /) { print; fflush(); next }

@@ -19,7 +19,7 @@ import yaml
 from imagebuild.bench.models import Half
 from imagebuild.bench.read import read_text
 from imagebuild.jobs.facts import load_facts
-from imagebuild.jobs.manifest import job_text
+from imagebuild.jobs.manifest import TEMPLATES, job_text
 from tests.conftest import ROOT, data, ran
 from tests.unit.bench.nccl_tables import FACTORS, RELEASES, Table
 from tests.unit.jobs.job_fakes import (
@@ -585,3 +585,24 @@ def test_clusters_of_the_documentation(name: str, content: str, tmp_path: Path) 
             assert document["metadata"]["namespace"] == cluster["kubernetes"]["namespace"]
         for secret in cluster["kubernetes"].get("image-pull-secrets", []):
             assert {"name": secret} in pods(made)["launcher"]["imagePullSecrets"]
+
+
+UBUNTU_AWK = r"""#!/bin/bash
+# A stand-in for mawk 1.3.4-20240123: with `-W interactive`, it reads 4096 bytes of a longer line, and then nothing more.
+if [ "$1" != -W ]; then exec "$REAL_AWK" "$@"; fi
+shift 2
+sed '/.\{4097\}/ { s/^\(.\{4096\}\).*/\1/; q }' | "$REAL_AWK" "$@"
+"""
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("ubuntu", [False, True])
+def test_a_long_line_hides_no_message_of_nccl(tmp_path: Path, ubuntu: bool) -> None:
+    if ubuntu:
+        (tmp_path / "awk").write_text(UBUNTU_AWK)
+        (tmp_path / "awk").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "REAL_AWK": shutil.which("awk") or ""}
+    lines = ["=== json", "x" * 70_000, "=== end", *(f"(rank {rank}) host:1:1 [0] NCCL INFO a" for rank in (0, 1))]
+    script = (TEMPLATES / "merged.sh").read_text() + "merged"
+    done = ran("/bin/bash", "-c", script, env=env, input="\n".join([*lines, ""]))
+    assert done.stdout.splitlines() == [*lines[:3], "host:1:1 [0] NCCL INFO a"]
