@@ -29,6 +29,10 @@ SMALL = next((path for path in Path("/usr/lib").glob("*-linux-gnu/libutil.so.1")
 pytestmark = [pytest.mark.programs, pytest.mark.skipif(SMALL is None, reason="needs a small library of glibc")]
 
 
+BUILD_ID = b"\4\0\0\0\x14\0\0\0\3\0\0\0GNU\0"
+"""The beginning of the note with the build id in an ELF file: sizes, type 3 and owner."""
+
+
 def library(texts: str) -> bytes:
     """Return a small library that contains texts. `broken` lacks a library that it needs."""
     assert SMALL
@@ -110,6 +114,14 @@ def test_the_status_of_the_command_is_kept_and_its_output_shown(capfd: pytest.Ca
     result = look("exec:env", ["sh", "-c", "echo hello; exit 3"], ())
     assert (result.status, result.processes) == (3, ())
     assert "hello" in capfd.readouterr().err
+
+
+def test_a_library_may_have_no_build_id(tmp_path: Path) -> None:
+    content = library("NCCL version 2.28.9+cuda13.0")
+    assert content.count(BUILD_ID) == 1
+    put(tmp_path / "libnccl.so.2", content.replace(BUILD_ID, BUILD_ID.replace(b"\3", b"\x7f")))
+    result = look("exec:env", [sys.executable, "-c", VICTIM, "0", f"{tmp_path}/libnccl.so.2"], ())
+    assert [(lib.version, lib.build_id) for found in result.processes for lib in found.libraries] == [("2.28.9", None)]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a mount namespace")
