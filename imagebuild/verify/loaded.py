@@ -200,7 +200,7 @@ class _Facts:
         for (row,) in self.rows["text"]:
             path, _, text = row.partition(":")
             self.texts[self.inside(path)].append(text)
-        # A file without a build id, as PyTorch's are, has no second field: runners remove white space at the end of a line.
+        # PyTorch's files have no build id, and so no second field: runners remove white space at the end of a line.
         self.build_ids = {self.inside(path): "".join(code) for path, *code in self.rows["build"]}
         self.sums = {self.inside(path): sum_ for row in self.rows["sum"] for sum_, _, path in [row[0].partition("  ")]}
         self.mounts = {point: source for (row,) in self.rows["mount"] for _, source, point in [row.split(" ")]}
