@@ -32,5 +32,7 @@ if [ "$SPREAD" = nodes ]; then
   read -r -a nodes <<< "$IMAGEBUILD_NODES"
   MASTER_ADDR=${nodes[0]}
   start+=(--host "${nodes[0]},${nodes[1]}")
+else
+  unset "${!SLURM_@}" # otherwise, mpirun would use the nodes of Slurm's job
 fi
 "${start[@]}" python3 -c "$program"
