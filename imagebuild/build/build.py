@@ -98,7 +98,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
             if state and len(request.builders) > 1:
                 from imagebuild.build.builders import build_on_all
 
-                return build_on_all(run, state, apart, progress)
+                return build_on_all(run, state.builds(), apart, progress)
             began = time.monotonic()
             built = buildx.run_bake(run, progress)
             results = buildx.export_images(run, *built, time.monotonic() - began, progress)

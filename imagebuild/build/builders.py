@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -20,32 +20,31 @@ from imagebuild.build.buildx import (
     write_caches,
     write_dockerfiles,
 )
-from imagebuild.build.division import Division, Task, divide, durations, tasks_of
-from imagebuild.build.impact import ProjectState
+from imagebuild.build.division import Builds, Division, Task, divide, durations, tasks_of
 from imagebuild.core.console import err, out, print_table
 from imagebuild.core.errors import CommandError
 from imagebuild.core.files import read_text
 from imagebuild.core.run import end_children, for_each
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import connect_registry
-from imagebuild.project.plan import Target
 from imagebuild.project.records import BuildResult
 
 
-def earlier_results(folder: Path, targets: Sequence[Target]) -> Iterator[BuildResult]:
-    """Yield the results of earlier builds of these targets. A file that cannot be read is no result."""
+def earlier_results(folder: Path, targets: Iterable[str]) -> Iterator[BuildResult]:
+    """Yield the results of earlier builds of the targets with these ids. A file that cannot be read is no result."""
     for target in targets:
-        for file in sorted((folder / target.id).glob("*.json")):
+        for file in sorted((folder / target).glob("*.json")):
             try:
                 yield BuildResult.model_validate_json(read_text(file))
             except (ValueError, OSError):
                 continue
 
 
-def division_of(state: ProjectState, folder: Path, builders: int) -> Division:
-    """Divide the build of `state` over builders, with the durations of earlier builds in a build folder, if any."""
-    known = durations(earlier_results(folder, state.targets))
-    return divide(tasks_of(state.builds(), known), builders, "seconds" if known else "steps")
+def division_of(builds: Builds, folder: Path, builders: int) -> Division:
+    """Divide targets over builders, with the durations of earlier builds in a build folder, if any."""
+    builds = [*builds]
+    known = durations(earlier_results(folder, {target.id for target, *_ in builds}))
+    return divide(tasks_of(builds, known), builders, "seconds" if known else "steps")
 
 
 def print_division(division: Division) -> None:
@@ -142,14 +141,14 @@ class Share:
 
 
 def build_on_all(
-    run: BuildRun, state: ProjectState, apart: Mapping[str, bool], progress: BuildProgress
+    run: BuildRun, builds: Builds, apart: Mapping[str, bool], progress: BuildProgress
 ) -> list[BuildResult]:
     """Build all targets on the builders of the request, and return the results in the order of the targets.
 
     Nothing is pushed before all images are built. `apart` says for each builder whether its nodes build each platform
     apart. Raises what `run_bake` raises, with the name of the builder."""
     request, began = run.request, time.monotonic()
-    division = division_of(state, request.folder, len(request.builders))
+    division = division_of(builds, request.folder, len(request.builders))
     location = parse_reference(request.cache or "")
     place = connect_registry(location.host).at(location.repository)
     shared = division.shared

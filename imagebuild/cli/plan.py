@@ -152,7 +152,7 @@ def divide_targets(
     from imagebuild.build.builders import division_of, print_division
     from imagebuild.build.impact import ProjectState
 
-    division = division_of(ProjectState(renderer, targets), folder, builders)
+    division = division_of(ProjectState(renderer, targets).builds(), folder, builders)
     options.print_result(json_file, division.summary, lambda: print_division(division))
 
 
