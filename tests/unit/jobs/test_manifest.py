@@ -587,6 +587,26 @@ def test_clusters_of_the_documentation(name: str, content: str, tmp_path: Path) 
             assert {"name": secret} in pods(made)["launcher"]["imagePullSecrets"]
 
 
+@pytest.mark.programs
+def test_messages_of_a_rank_that_hangs_are_printed_by_a_rank_of_its_node_that_fails(tmp_path: Path) -> None:
+    """With a launcher that drops what ranks print when it stops them, as mpirun of Open MPI 5 does."""
+    start = (
+        'while [ "$1" != /bin/bash ]; do shift; done\nfor r in 0 1; do OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=$r '
+    )
+    start += 'setsid "$@" & pids[r]=$!; done; wait -n; kill -KILL -- "-${pids[0]}" "-${pids[1]}"; exit 3'
+    rank = 'echo "n:1:1 [0] NCCL INFO rank $OMPI_COMM_WORLD_RANK" > "${NCCL_DEBUG_FILE%/*}/n.1"\n'
+    rank += "if [ $OMPI_COMM_WORLD_RANK = 0 ]; then sleep 1; exit 3; fi; sleep 60"
+    programs = write_programs(
+        tmp_path, {"mpirun": start, **dict.fromkeys(("ssh", "sshd"), ""), "all_reduce_perf": rank}
+    )
+    line = f"mpijob --profile h100 --nodes 1 --gpus 2 --param programs={programs} --param json=no"
+    env = {"PATH": f"{programs}:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    done = ran("/bin/bash", "-c", outer_script(text(line)), env=env, stderr=subprocess.STDOUT)
+    printed = [line for line in done.stdout.splitlines() if "NCCL INFO" in line]
+    assert printed == ["(rank 0) n:1:1 [0] NCCL INFO rank 0", "(rank 1) n:1:1 [0] NCCL INFO rank 1"], done.stdout
+    assert not [*tmp_path.glob("nccl.*")]
+
+
 UBUNTU_AWK = r"""#!/bin/bash
 # A stand-in for mawk 1.3.4-20240123: with `-W interactive`, it reads 4096 bytes of a longer line, and then nothing more.
 if [ "$1" != -W ]; then exec "$REAL_AWK" "$@"; fi
