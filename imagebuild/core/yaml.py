@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -16,12 +16,17 @@ from imagebuild.core.errors import ConfigError, Mistakes, ResultError, nearest
 from imagebuild.core.fields import Loc, M, YamlFile, line_of
 from imagebuild.core.files import read_text
 
+MOST_NESTED = 8
+"""Maximum depth at which keys are looked for, because a model may contain itself."""
 OTHER_KEYS = {
-    "args": "write `versions`, or use `env` for variables of the image", "context": "use --source NAME=DIR",
+    "args": "write `versions`, or use `env` for variables of the image",
+    "baseimage": "use the axis `os` and `bases`, or --base-image IMAGE@DIGEST", "context": "use --source NAME=DIR",
+    "cachefrom": "use --cache REPOSITORY", "cacheto": "use --cache REPOSITORY --cache-write",
     "contexts": "use --source NAME=DIR", "group": "name several images on the command line instead",
     "inherits": "write `from`", "matrix": "write `axes`", "target": "write `images`", "variable": "write `versions`",
+    "variables": "write `versions`",
 }  # fmt: skip
-"""Maps keys in files of docker buildx bake to what a matrix has instead."""
+"""Maps keys in files of docker buildx bake and of HPCCM to what a matrix has instead."""
 MOST_VALUES, MOST_LEVELS = 1_000_000, 100
 """Maximum number of values in a YAML text, after each alias is replaced by its value, and how deep they are nested."""
 KINDS: Mapping[type, str] = {dict: "a mapping", list: "a list", str: "a text"}
@@ -220,13 +225,17 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
 
     kind, got = detail["type"], detail.get("input")
     if kind == "extra_forbidden":
-        if loc[-1] in known_keys(model):
-            in_file = loc[-1] in model.model_json_schema()["properties"]
-            place = "at the top level of the file" if in_file else "in another place of the file"
+        places = places_of_keys(model)
+        if found := [place for place, keys in places.items() if loc[-1] in keys]:
+            place = f"below `{found[0]}`" if found[0] else "at the top level of the file"
             return f"unknown key here; it belongs {place}"
-        near = nearest(str(loc[-1]), known_keys(model))
+        # A list of one entry may be written as this entry.
+        above = (loc[:-1], (*loc[:-1], 0))
+        here = {key for place, keys in places.items() if any(_fits(each, place) for each in above) for key in keys}
+        near = nearest(str(loc[-1]), here)
         remedy = f"did you mean {near!r}?" if near else "remove it, or correct its name"
-        return f"unknown key; {OTHER_KEYS.get(str(loc[-1]), remedy) if model.__name__ == 'Matrix' else remedy}"
+        plain = re.sub("[-_]", "", str(loc[-1]))
+        return f"unknown key; {OTHER_KEYS.get(plain, remedy) if model.__name__ == 'Matrix' else remedy}"
     if kind == "missing":
         return f"is missing; add `{loc[-1]}: …`"
     # A whole file that is one text is not shown, because a link may lead to a file with passwords.
@@ -235,6 +244,8 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
     if kind == "value_error":
         problem = detail["msg"].removeprefix("Value error, ")
         ending = f", not {shown}" if problem.startswith("must be ") else f" (got {shown})"
+        if loc[-1:] == ("from",) and "/" in str(got):
+            ending += "; an image of a registry is a base: see `bases` in the documentation, or use --base-image"
         return f"{problem}{ending}" if is_scalar else problem
     message = detail["msg"]
     problem = message.partition(", ")[0] if " valid " in message else message
@@ -246,8 +257,30 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
     return problem if kind == "too_short" else f"{problem}, not {shown}"
 
 
+ANY = "NAME"
+"""Stands for any key or number of an entry in the paths of `places_of_keys`."""
+
+
+def _fits(loc: Loc, place: str) -> bool:
+    words = place.split(".") if place else []
+    return len(words) == len(loc) and all(word in (ANY, str(part)) for word, part in zip(words, loc, strict=True))
+
+
 @cache
-def known_keys(model: type[BaseModel]) -> frozenset[str]:
-    """Return the keys of a model and of all models inside it."""
+def places_of_keys(model: type[BaseModel]) -> dict[str, frozenset[str]]:
+    """Map the path of each mapping with fixed keys in a file, such as `images.NAME`, to these keys. The path of the
+    file itself is empty, and comes first."""
     schema = model.model_json_schema()
-    return frozenset(key for part in (schema, *schema.get("$defs", {}).values()) for key in part.get("properties", ()))
+    places: dict[str, set[str]] = defaultdict(set)
+    todo: deque[tuple[tuple[str, ...], Any]] = deque([((), schema)])
+    while todo:
+        path, part = todo.popleft()
+        if "$ref" in part and len(path) < MOST_NESTED:
+            todo.append((path, schema["$defs"][part["$ref"].rpartition("/")[2]]))
+        todo.extend((path, each) for each in (*part.get("anyOf", ()), *part.get("allOf", ())))
+        for key, value in part.get("properties", {}).items():
+            places[".".join(path)].add(key)
+            todo.append(((*path, key), value))
+        entries = [part.get("additionalProperties"), part.get("items"), *part.get("patternProperties", {}).values()]
+        todo.extend(((*path, ANY), entry) for entry in entries if isinstance(entry, dict))
+    return {path: frozenset(keys) for path, keys in places.items()}

@@ -31,7 +31,8 @@ def check_names(project: Project, images: Collection[str], mistakes: Mistakes, *
             words = ".".join(str(word) for word in place if not isinstance(word, int) and word != name)
             remedy = suggestion(name, set(known)) or "; remove it"
             if problem == "unknown component" and "did you mean" not in remedy:
-                remedy = f"; write {project.roots[0] / 'components' / name / 'component.yaml'}"
+                wanted = f"write {project.roots[0] / 'components' / name / 'component.yaml'}"
+                remedy = f"; use {OTHER_NAMES[name]}, or {wanted}" if name in OTHER_NAMES else f"; {wanted}"
             mistakes.add(file.at(*place), f"{words}: {problem} {name!r}{remedy}")
     tools = {name for name, document in project.components.items() if document.model.build_only}
     listed = {component for image in matrix.images.values() for component in image.components}
@@ -121,6 +122,10 @@ def _references(project: Project) -> Iterator[Reference]:
             yield document, ("conflicts", other), "unknown component", other, fulfilled
 
 
+OTHER_NAMES = dict.fromkeys(("mlnx-ofed", "ofed", "mofed", "doca"), "rdma-core or doca-ofed") | {
+    "cuda-toolkit": "cuda", "nccl-plugin": "nccl-rdma-sharp-plugin", "openssh": "sshd",
+}  # fmt: skip
+"""Maps names of other projects to components."""
 MORE_NAMES: Mapping[str, Sequence[str]] = {
     "rules": ("image",),
     "aliases": ("image",),

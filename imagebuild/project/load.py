@@ -21,7 +21,7 @@ from imagebuild.core.run import RunProgram, run_program
 from imagebuild.core.yaml import load_yaml, read_yaml
 from imagebuild.project.component import Check, Component
 from imagebuild.project.lockfile import Lock
-from imagebuild.project.matrix import ComponentEdits, GitProject, Image, Matrix
+from imagebuild.project.matrix import ComponentEdits, GitProject, Image, ImagePackages, Matrix
 from imagebuild.project.project import Project
 
 MATRIX, LOCK = "matrix.yaml", "imagebuild.lock"
@@ -247,7 +247,8 @@ def complete_images(document: YamlFile[Matrix], extended: Mapping[str, Image], m
 
 
 def _merged(parent: Image, image: Image) -> Image:
-    """Return an image with the keys of its parent. The entries of mappings are merged, other values are replaced."""
+    """Return an image with the keys of its parent. The entries of mappings are merged, packages are added, other values
+    are replaced."""
     update: dict[str, Any] = {"from_": None} | {key: getattr(image, key) for key in image.model_fields_set}
     for key, value in update.items():
         before = getattr(parent, key)
@@ -255,6 +256,10 @@ def _merged(parent: Image, image: Image) -> Image:
             update[key] = _in_order(before, value) if key == "axes" else {**before, **value}
     if isinstance(image.components_, ComponentEdits):
         update["components_"] = parent.components
+    if "packages" in update:
+        own = {name.partition("=")[0] for name in image.packages.apt}
+        kept = (name for name in parent.packages.apt if name.partition("=")[0] not in own)
+        update["packages"] = ImagePackages(apt=(*kept, *image.packages.apt))
     return parent.model_copy(update=update)
 
 

@@ -177,8 +177,8 @@ class Image(fields.Model):
 
     from_: Annotated[fields.Name | None, Field(alias="from")] = None
     """Image to start from, in this file or in the extended project. The keys below replace its keys; the entries of a
-    mapping, such as an axis, replace only these entries. Default: the image of the same name in the extended project,
-    if there is one. `null`: no image."""
+    mapping, such as an axis, replace only these entries, and packages are added. Default: the image of the same name in
+    the extended project, if there is one. `null`: no image."""
     description: fields.Line = ""
     base: Annotated[str, IMAGE] | None = None
     """Template of the image to start from. Axes are placeholders: `nvidia/cuda:{cuda}-base-{os}`. Default: the image in

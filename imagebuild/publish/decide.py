@@ -253,7 +253,7 @@ def fill_tags(templates: Sequence[str], builds: Collection[BuildResult], revisio
         listed = ", ".join(commit[:12] or "an unknown one" for commit in commits)
         problem = f"the builds are from different commits: {listed}; build all platforms again from one commit"
     elif not commit and is_named:
-        problem = "a build result does not name the git commit; build again in a git repository"
+        problem = "a build result does not name the git commit; commit the files, and build again"
     elif commit == own != revision:
         problem = f"files of this checkout differ from commit {own[:12]}; commit or stash the changes, and try again"
     elif commit != revision:

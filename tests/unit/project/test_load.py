@@ -222,6 +222,13 @@ def test_only_named_keys_change(tmp_path: Path) -> None:
     assert own.model_dump(exclude=same) == slim.model_dump(exclude=same)
 
 
+def test_packages_are_added_to_those_of_the_image_to_start_from(tmp_path: Path) -> None:
+    train = {"from": "slim", "packages": {"apt": ["htop", "numactl=2"]}}
+    images = {"train": train, "debug": {"from": "train", "packages": {"apt": ["vim", "numactl"]}}}
+    own = load_project(written(tmp_path, images)).matrix.model.images
+    assert (own["train"].packages.apt, own["debug"].packages.apt) == (("htop", "numactl=2"), ("htop", "vim", "numactl"))
+
+
 def test_conditions_of_inherited_aliases_may_name_other_values(tmp_path: Path, tiny: Files) -> None:
     tiny.replace("matrix.yaml", "    tags:", '    aliases: [{tag: "x:{os}", when: {cuda: "12.9"}}]\n    tags:')
     folder = written(tmp_path / "own", {"tiny": {"axes": {"cuda": "13.0"}}}, "..")
