@@ -19,6 +19,9 @@ ERROR_RATE, MOST_ERROR = 0.01, 0.05
 """Probability that at least one verdict of a comparison of equal sides claims a difference, and the largest probability
 that a log can state."""
 
+MOST_BLOCKS = 2000
+"""Maximum number of blocks of a comparison; `compare` makes at most 1,000."""
+
 
 @dataclass
 class Section:
@@ -93,7 +96,8 @@ class ComparisonReader:
             self._error_rate = min(float(rate[0]), MOST_ERROR)
         elif kind == "order" and re.fullmatch(r"[0-9a-f ]+", rest):
             order = tuple(tuple(int(digit, 16) for digit in word) for word in rest.split())
-            if max(map(max, order)) < len(self._sides):
+            sides = set(range(len(self._sides)))
+            if len(order) <= MOST_BLOCKS and all({*block} == sides for block in order):
                 self._begin(order)
         elif kind == "begin" and self._last and _COUNT.fullmatch(rest) and int(rest) < len(places := self._last.places):
             block, side = places[int(rest)]

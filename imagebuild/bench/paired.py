@@ -26,6 +26,8 @@ from imagebuild.bench.models import (
 from imagebuild.core.errors import plural
 
 FEWEST_BLOCKS, RESAMPLES = 10, 4000
+WIDEST = 20.0
+"""Largest difference in per cent that the verdict "no difference" may leave possible. A wider interval is no proof."""
 LATE = (124, 137)
 """Exit statuses of `timeout` if a run exceeded its time limit and was ended by SIGTERM or SIGKILL."""
 
@@ -95,8 +97,12 @@ def _unproven(side: str, section: Section) -> str:
         return "does not say which NCCL it loaded; set NCCL_DEBUG=VERSION"
     if kind == "nccl" and section.versions != {value}:
         return f"loaded NCCL {', '.join(sorted(section.versions))}"
-    if kind.startswith("env:") and value and (kind[4:], value) not in section.variables:
-        return f"does not say that it used {kind[4:]}; set NCCL_DEBUG=INFO"
+    if kind.startswith("env:"):
+        used = {other for name, other in section.variables if name == kind[4:]}
+        if used - {value}:
+            return f"used {kind[4:]}={', '.join(sorted(used - {value}))}"
+        if value and not used:
+            return f"does not say that it used {kind[4:]}; set NCCL_DEBUG=INFO"
     return ""
 
 
@@ -135,7 +141,7 @@ def _differences(found: Alternation, runs: Mapping[int, Sequence[Run]]) -> Itera
             low, high = bootstrap_interval(tuple(values), found.error_rate / verdicts)
             centre, low, high = (100 * (exp(value) - 1) for value in (fmean(values), low, high))
             verdict: Change = "slower" if high < 0 else "faster" if low > 0 else "no difference"
-            if len(values) < FEWEST_BLOCKS:
+            if len(values) < FEWEST_BLOCKS or (verdict == "no difference" and max(-low, high) > WIDEST):
                 verdict = "open"
             yield Difference(
                 side=sides[side], collective=key[0], size_bytes=key[1], percent=centre, low=low, high=high,
@@ -183,7 +189,9 @@ def judge_sides(comparison: PairedComparison, allowed_loss: float = 0) -> tuple[
         if not item.is_headline:
             continue
         state: ClaimWord = "not judged"
-        if not doubts and item.high < -allowed_loss:
+        if item.verdict == "open":
+            pass
+        elif not doubts and item.high < -allowed_loss:
             state = "slower"
         elif item.verdict == "faster" or (item.verdict == "no difference" and not allowed_loss):
             state = item.verdict

@@ -61,6 +61,7 @@ class Templates:
 
     def _fill(self, name: str, component: str, values: dict[str, Any]) -> dict[str, Any]:
         """Return the answer of the process. Raises ConfigError if the process ends, or needs a file that is refused."""
+        is_new = self._process is None
         if self._process is None:
             # The process can import what this process can. Reading the sites again would take longer.
             env = {"PYTHONPATH": os.pathsep.join(sys.path), "LC_ALL": "C.UTF-8"}
@@ -72,6 +73,9 @@ class Templates:
                 self._process.send(json.dumps(self._read(component, *reply["read"])))
         except ProgramEnded as end:
             status, message = end.args
+            if status == -signal.SIGTERM and not is_new:  # it ends with the thread that started it
+                self._process = None
+                return self._fill(name, component, values)
             problem = f"the process that fills templates ended ({status}): {message[-500:]}"
             if status == -signal.SIGPROF:
                 problem = f"takes more than {SECONDS:.0f} s"

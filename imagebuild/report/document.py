@@ -183,7 +183,8 @@ class Report(Results):
         noted: defaultdict[str, list[str]] = defaultdict(list)
         gpus = (self.about.gpu,) if self.about.gpu else ()
         for name, path in self.paths:
-            noted[f"data path: {describe(path)}"].append(name)
+            if way := describe(path):
+                noted[f"data path: {way}"].append(name)
             plugins = {path.plugin: path.plugin_version} if path.plugin else {}
             for software, version in ({"NCCL": path.version} | plugins).items():
                 if faults := shortened(known_bad({software: version}, place_of(path, self.about.gpu))):

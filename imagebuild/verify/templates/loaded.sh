@@ -9,6 +9,8 @@ tab=$(printf '\t')
 # A launcher such as mpirun may start this script on several hosts, and mixes their output.
 instance=$(uname -n):$$
 say() { sed "s/^/imagebuild-loaded:$instance$tab$1$tab/"; }
+# Put a backslash before the characters that `s|…|…|` of sed would act on.
+escaped() { sed 's/[|&\\]/\\&/g'; }
 # Print the path of a file without links. readlink would follow the links of a container to files of this machine.
 resolve() { # PATH
   at='' rest=$1 hops=0
@@ -26,6 +28,7 @@ resolve() { # PATH
   echo "$at"
 }
 # The variables of the loader are for the command, not for the programs in this script.
+here=$(pwd | escaped) # for names of libraries that are relative to the current folder
 preload=$LD_PRELOAD library_path=$LD_LIBRARY_PATH
 unset LD_PRELOAD LD_LIBRARY_PATH
 root=
@@ -66,7 +69,8 @@ if [ "$mode" = run ]; then
       set -- "$@" "$pid"
       [ -e "$scratch/environ.$pid" ] || cp "/proc/$$/environ" "$scratch/environ.$pid"
       grep -E '	(file=.*(needed by|loaded by|generating link map)|find library=| search path=| search cache=|  trying file=|transferring control: |[^ ]*: error: )' "$file" \
-        | grep -vE 'trying file=.*/(glibc-hwcaps|tls|x86_64|haswell|atomics)/' | sed 's/^ *[0-9]*:	//' > "$scratch/lines.$pid"
+        | grep -vE 'trying file=.*/(glibc-hwcaps|tls|x86_64|haswell|atomics)/' \
+        | sed "s/^ *[0-9]*:	//; s|file=\([^/ ][^/ ]*/\)|file=$here/\1|" > "$scratch/lines.$pid"
       say "debug$tab$pid" < "$scratch/lines.$pid"
       sed -n 's/.*  *trying file=//p; s/^file=\(\/.*\) \[[0-9]*\];  generating link map/\1/p' "$scratch/lines.$pid" >> "$scratch/paths"
     fi
@@ -142,7 +146,7 @@ if [ $# -gt 0 ]; then
   stat -L -c "%n$tab%s$tab%d:%i" -- "$@" | say stat
   # The code for GPUs, which lies between the texts of a large library, is left out: it would take seconds.
   for path in "$@"; do
-    { head -c 32M -- "$path"; tail -c 64K -- "$path"; } | LC_ALL=C grep -zaoE "$texts" | tr '\0' '\n' | sort -u | sed "s|^|$path:|"
+    { head -c 32M -- "$path"; tail -c 64K -- "$path"; } | LC_ALL=C grep -zaoE "$texts" | tr '\0' '\n' | sort -u | sed "s|^|$(echo "$path" | escaped):|"
   done | say text
   for path in "$@"; do
     note=$(head -c 4096 -- "$path" | od -An -v -tx1 | tr -d ' \n' | sed -n 's/.*040000001400000003000000474e5500\(.\{40\}\).*/\1/p')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import combinations_with_replacement
@@ -212,6 +213,25 @@ def test_variables_are_proven_by_what_nccl_says(compared: Callable[[str], Paired
     for number, side in enumerate(side for row in ORDER for side in row):
         text = text.replace(f"begin {number}\n", f"begin {number}\n{said}{('Ring', 'Tree')[side]}\n")
     assert compared(text).faults == ()
+    both = compared(text.replace("begin 0\n", f"begin 0\n{said}Tree\n")).faults
+    assert both == ("env:NCCL_ALGO=Ring: run 0 used NCCL_ALGO=Tree",)
+    unset = compared(text.replace("env:NCCL_ALGO=Ring", "env:NCCL_ALGO=")).faults
+    assert unset[0].startswith("env:NCCL_ALGO=: run 0 used NCCL_ALGO=Ring, and ")
+
+
+@pytest.mark.parametrize("order", ["00 11 00 11 00 11 00 11 00 11 00", "01 1 " * 11, "012 " * 12, "01 " * 3000])
+def test_an_order_without_every_side_in_each_block_is_no_order(
+    compared: Callable[[str], PairedComparison], order: str
+) -> None:
+    text = re.sub("(# imagebuild-compare order).*", rf"\1 {order}", log_of(slower(1)))
+    assert compared(text).problems[0].startswith("the lines `# imagebuild-compare sides`")
+
+
+def test_an_interval_that_excludes_nothing_is_no_verdict(compared: Callable[[str], PairedComparison]) -> None:
+    found = compared(log_of(slower(0), noise=0.5))
+    assert found.problems == ()
+    assert {item.verdict for item in found.differences} == {"open"}
+    assert {judged.speed.state for judged in judge_sides(found)} == {"not judged"}
 
 
 def test_fewer_blocks_than_an_interval_needs(compared: Callable[[str], PairedComparison]) -> None:

@@ -1,5 +1,7 @@
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +63,14 @@ def test_the_process_has_no_variables_and_opens_no_files(monkeypatch: pytest.Mon
             answer = end.args[1]
         assert printed in answer
         assert "hunter2" not in answer
+
+
+@pytest.mark.programs
+def test_the_process_is_started_again_if_the_thread_that_started_it_has_ended(tiny: Files) -> None:
+    filled = Templates(tiny.load())
+    thread = threading.Thread(target=filled.rule, args=("a", "b"))
+    thread.start()
+    thread.join()
+    for _ in range(20):  # the kernel ends the process soon after the thread
+        time.sleep(0.02)
+        assert filled.rule("a", "b").startswith("# ---- a ---")

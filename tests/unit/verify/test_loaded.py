@@ -124,6 +124,21 @@ def test_a_library_may_have_no_build_id(tmp_path: Path) -> None:
     assert [(lib.version, lib.build_id) for found in result.processes for lib in found.libraries] == [("2.28.9", None)]
 
 
+@pytest.mark.parametrize("path", ["", "o"])
+def test_a_library_may_be_named_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    place = tmp_path / "a & b"
+    put(place / "libnccl.so.2", library("NCCL version 2.28.9+cuda13.0"))
+    put(place / "o" / "libnccl.so.2", library("NCCL version 2.27.3+cuda12.9"))
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("LD_LIBRARY_PATH", path)
+    names = ["libnccl.so.2"] if path else ["./libnccl.so.2", "./o/libnccl.so.2"]
+    result = look("exec:env", [sys.executable, "-c", VICTIM, "0", *names], ())
+    found = {lib.version for process in result.processes for lib in process.libraries}
+    assert found == ({"2.27.3"} if path else {"2.28.9", "2.27.3"})
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a mount namespace")
 def test_files_of_a_container_are_not_those_of_this_machine(tmp_path: Path) -> None:
     """Links in a container lead to its own files, also from a launcher outside."""
