@@ -34,6 +34,8 @@ def build(
     from imagebuild.project.select import select_targets
 
     check_repository("--cache", cache)
+    if output:
+        check_output(str(output))
     changes = edits.parse(registry)
     workspace = project.open(changes, select=select if edits else None)
     targets = select_targets(workspace.plan, select)
@@ -65,6 +67,15 @@ def build(
     results = build_targets(workspace.project, workspace.renderer, request)
     seconds = time.monotonic() - began
     options.print_result(json_file, results, lambda: print_builds(request, results, seconds))
+
+
+def check_output(name: str) -> None:
+    """Raise ConfigError if the value of --output is not the name of a folder, but an output of docker or a file."""
+    if "=" in name:
+        raise ConfigError(f"--output {name}: is the name of a folder for OCI layouts; to push images, use --push")
+    if name.endswith((".sif", ".sqsh", ".tar", ".tar.gz", ".tgz")):
+        remedy = "use -o images; then `apptainer build image.sif oci:images/TARGET` makes a file for Apptainer"
+        raise ConfigError(f"--output {name}: is the name of a folder for OCI layouts, not of a file; {remedy}")
 
 
 def _repeated(name: str, values: Sequence[str]) -> Iterator[str]:

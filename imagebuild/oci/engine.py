@@ -201,9 +201,7 @@ def inspect_image(client: DockerClient, image: str) -> ImageInfo:
     try:
         stored = client.images.get(image)
     except ImageNotFound:
-        raise ConfigError(
-            f"{image}: not in the engine's image store; build it, name its layout, or use `verify --pull`"
-        ) from None
+        raise ConfigError(f"{image}: not in the engine's image store; build it, or use `verify --pull`") from None
     except APIError as error:
         if error.status_code == HTTPStatus.BAD_REQUEST:  # the engine cannot parse the name
             raise ConfigError(f"{image}: {NO_REFERENCE}") from None

@@ -29,6 +29,9 @@ published although another check of the image's files was skipped: the skipped c
 DIRTY = "-dirty"
 """Suffix of the commit in a build result if files had uncommitted changes during the build."""
 
+VERIFY = "run `imagebuild each build -- imagebuild verify '{image}' --pull --json '{folder}/verify.json'`"
+"""Remedy for images without a result: the command that verifies each pushed image."""
+
 
 @dataclass(frozen=True)
 class PublishRule:
@@ -183,7 +186,7 @@ def _check_objections(
 ) -> Iterator[str]:  # fmt: skip
     """Yield a message for each check that failed, and for each required check that was skipped or did not run."""
     if not verifications:
-        yield f"not verified: no result is about {choice.digest}; run `imagebuild verify` on this image"
+        yield f"not verified: no result is about {choice.digest}; {VERIFY}"
         return
     hashes = {rule.name: rule.sha256 for rule in rules}
     decided, inapplicable, skipped = set[str](), set[str](), dict[str, str]()

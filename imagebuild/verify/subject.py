@@ -111,6 +111,11 @@ def subject_in_engine(client: DockerClient, plan: Plan, name: str, folder: Path)
         info = engine.inspect_image(client, tag)
     except ConfigError:
         refuse_misspelled(plan, tag)
+        if target:
+            remedy = (
+                f"build it without -o and --push, or name its layout (DIR/{target.id}) or REPOSITORY@DIGEST with --pull"
+            )
+            raise ConfigError(f"{tag}: not in the engine's image store; {remedy}") from None
         raise
     digest = tag.partition("@")[2] or info.digest
 
