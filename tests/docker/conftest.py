@@ -421,7 +421,7 @@ def second_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondEn
     environ = {**os.environ, "IMAGEBUILD_STATE": str(state)}
     paths = EnginePaths.of(environ)
     with alone("engine"):
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m", "imagebuild-test", state], check=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m,mode=755", "imagebuild-test", state], check=True)
         try:
             start_engine(environ)
             yield SecondEngine(environ, paths.host)
