@@ -23,6 +23,11 @@ _STOPPED = re.compile(r" rank=(\d*) process=(\d+) host=(\S+)")
 _GROUP = re.compile(r"^ *\d{1,9}(?: +\d{1,9}){5} +([A-Z_]+ +[A-Z_]+)$", re.MULTILINE)
 """Matches the row of a group of communicators in the table of an answer in text. It ends with OK if there is no
 error."""
+ERRORS = {
+    1: "an error of CUDA", 2: "an error of the system", 3: "an internal error", 4: "a wrong argument",
+    5: "a wrong use of its functions", 6: "an error of another rank or of the network",
+}  # fmt: skip
+"""Maps values of `ncclResult_t` that are errors to words (nccl.h). 7 says that a function has not ended."""
 _NO_COMMA = re.compile(r"(?<=[\]}\"\w])(?=\s*\n\s*[\"{])")
 """Matches the end of a value that no comma parts from the next. NCCL 2.28 omits one in each missing rank."""
 _MOST = re.compile(r"(\d{1,9}) ranks have (?:launched up to operation (\d{1,18})|not launched any operations)")
@@ -37,6 +42,8 @@ class Rank:
     gpu: str = ""
     pid: str = ""
     counts: dict[str, int] = field(default_factory=dict)
+    error: int = 0
+    """The error of the communicator on this rank, as `ncclCommGetAsyncError` returns it."""
 
     def __str__(self) -> str:
         gpu = f"GPU {self.gpu}, " if self.gpu else ""
@@ -99,6 +106,7 @@ def _from_json(content: Mapping[str, Any]) -> Communicator:
                 str(row["nvml_dev"]),
                 str(row["pid"]),
                 {kind: int(count) for kind, count in row.get("collective_counts", {}).items()},
+                int(row.get("status", {}).get("async_error", 0)),
             )
             for row in rows
         ]
@@ -152,6 +160,9 @@ def hung(now: Iterable[Communicator], before: Iterable[Communicator] = ()) -> It
         if communicator.missing:
             lost = "no sign of life; the process has ended, is stopped or hangs"
             yield f"hung: {_named(communicator.missing)} of {of}: {lost}"
+        for code, error in ERRORS.items():
+            if failed := [rank for rank in communicator.ranks if rank.error == code]:
+                yield f"hung: {_named(failed)} of {of}: NCCL has {error}; NCCL's messages say more"
         known = earlier.get(communicator.name)
         if known is None or _progress(known) != _progress(communicator):
             continue

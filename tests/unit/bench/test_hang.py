@@ -52,6 +52,14 @@ def test_each_hanging_rank_is_named_and_no_other(case: dict[str, Any]) -> None:
     assert list(hung(now, before or ())) == case["hung"]
 
 
+@pytest.mark.parametrize(("code", "says"), [(0, ""), (2, "an error of the system"), (7, "")])
+def test_an_error_on_a_rank_is_named_though_no_rank_is_behind(code: int, says: str) -> None:
+    text = answer([{"AllReduce": 5}] * 4, []).replace('"rank": 2,', f'"rank": 2, "status": {{"async_error": {code}}},')
+    found = list(hung(read_answer(text) or ()))
+    line = f"hung: rank 2 on host host-1, GPU 0, process 102 of communicator 0xabc of 4 ranks: NCCL has {says}"
+    assert found == ([f"{line}; NCCL's messages say more"] if says else [])
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if "before" not in case], ids=lambda case: case["name"])
 def test_a_report_reads_the_answer_in_a_log(case: dict[str, Any]) -> None:
     lines = [PREFIX + line for line in text_of(case).splitlines()]
