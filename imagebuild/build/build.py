@@ -32,7 +32,10 @@ from imagebuild.render.stages import Dockerfile, needed_stages, stages_of
 
 if TYPE_CHECKING:
     from imagebuild.build.inputs import Provide
+    from imagebuild.core.fields import Platform
+    from imagebuild.project.plan import Target
     from imagebuild.project.records import BuildResult
+    from imagebuild.render.stages import Stage
 
 
 def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -> list[BuildResult]:
@@ -80,12 +83,12 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
             for name in sorted(wanted - {native_platform()}):
                 private.ensure_emulation(name.removeprefix("linux/"))
         caches: Mapping[str, Sequence[CacheEntry]] = {}
-        state = None
+        builds: list[tuple[Target, Platform, dict[str, Stage]]] = []
         if request.cache:
             from imagebuild.build.impact import ProjectState
 
-            state = ProjectState(renderer, request.targets, request.platforms, request.base)
-            caches = bake.cache_entries(state.builds(), project.components)
+            builds = [*ProjectState(renderer, request.targets, request.platforms, request.base).builds()]
+            caches = bake.cache_entries(builds, project.components)
         about = {
             "started": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
             "revision": revision.current_revision(project.root),
@@ -95,10 +98,10 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
         refuse_links(run.written)
         with build_inputs(run, provide, progress) as provided:
             run = replace(run, inputs=replace(provided, images={**provided.images, **sources}))
-            if state and len(request.builders) > 1:
+            if len(request.builders) > 1:
                 from imagebuild.build.builders import build_on_all
 
-                return build_on_all(run, state.builds(), apart, progress)
+                return build_on_all(run, builds, apart, progress)
             began = time.monotonic()
             built = buildx.run_bake(run, progress)
             results = buildx.export_images(run, *built, time.monotonic() - began, progress)

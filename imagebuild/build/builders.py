@@ -16,6 +16,7 @@ from imagebuild.build.buildx import (
     EventStream,
     execute_bake,
     export_images,
+    repository_at,
     run_bake,
     write_caches,
     write_dockerfiles,
@@ -25,8 +26,6 @@ from imagebuild.core.console import err, out, print_table
 from imagebuild.core.errors import CommandError
 from imagebuild.core.files import read_text
 from imagebuild.core.run import end_children, for_each
-from imagebuild.oci.reference import parse_reference
-from imagebuild.oci.registry import connect_registry
 from imagebuild.project.records import BuildResult
 
 
@@ -132,8 +131,8 @@ class Share:
     def _build(self, tasks: Sequence[Task], progress: BuildProgress) -> None:
         targets = {task.target.id: task.target for task in tasks}
         part = replace(self.run, request=replace(self.run.request, targets=tuple(targets.values())))
-        write_dockerfiles(part)
         if chosen := {task.stage: task.target for task in tasks if task.stage}:
+            write_dockerfiles(part)
             execute_bake(part, bake_file_of_caches(part, chosen), progress, "bake-stages.json", self.stream)
         else:
             _, built = run_bake(part, progress, self.stream)
@@ -149,8 +148,7 @@ def build_on_all(
     apart. Raises what `run_bake` raises, with the name of the builder."""
     request, began = run.request, time.monotonic()
     division = division_of(builds, request.folder, len(request.builders))
-    location = parse_reference(request.cache or "")
-    place = connect_registry(location.host).at(location.repository)
+    place = repository_at(request.cache or "")
     shared = division.shared
     entries = {task.key: task.stage for part in division.parts for task in part if task.stage and task.key in shared}
     there = {key for key, entry in entries.items() if place.digest(entry.tag)}

@@ -511,8 +511,13 @@ def component_of(stage: str, components: Container[str]) -> str | None:
 
 def staging_repository(project: Project, target: Target) -> Repository:
     """Return the staging repository of a target: images are pushed there and verified before they are published."""
-    name = parse_reference(plan.repository_name(project, target.image))
-    return connect_registry(name.host).at(name.repository)
+    return repository_at(plan.repository_name(project, target.image))
+
+
+def repository_at(name: str) -> Repository:
+    """Return the repository with a name such as `ghcr.io/acme/cache`."""
+    reference = parse_reference(name)
+    return connect_registry(reference.host).at(reference.repository)
 
 
 def export_images(
@@ -617,8 +622,7 @@ def result_file(run: BuildRun, target: Target, result: BuildResult) -> Path:
 def write_caches(run: BuildRun, built: Sequence[BuildResult], progress: BuildProgress) -> None:
     """Write caches of stages to the registry. The content comes from the builder's own cache.
     A cache is written if this build compiled the stage, or if the registry lacks the cache."""
-    location = parse_reference(run.request.cache or "")
-    place = connect_registry(location.host).at(location.repository)
+    place = repository_at(run.request.cache or "")
     executed = {(result.target, step.stage) for result in built for step in result.steps if not step.cached}
     owners = {entry: target for target in run.request.targets for entry in run.caches[target.id]}
     chosen = {
@@ -627,5 +631,5 @@ def write_caches(run: BuildRun, built: Sequence[BuildResult], progress: BuildPro
         if (target.id, entry.stage) in executed or place.digest(entry.tag) is None
     }
     if chosen:
-        progress.note(f"writing {len(chosen)} of {len(owners)} caches to {location.name}")
+        progress.note(f"writing {len(chosen)} of {len(owners)} caches to {place}")
         execute_bake(run, bake.bake_file_of_caches(run, chosen), progress, "bake-caches.json")
