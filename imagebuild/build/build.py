@@ -73,6 +73,8 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
             # Check before the build, which can take an hour, that the images can be stored.
             for target in {target.image: target for target in request.targets}.values():
                 buildx.staging_repository(project, target).check_writable()
+        if request.cache_write:
+            buildx.repository_at(request.cache or "").check_writable()
         sources = buildx.replaced_sources(project, stages, request.sources)
         endpoint = engine.find_engine(os.environ)
         nodes = {name: engine.nodes_of(name, endpoint) for name in request.builders}
@@ -89,6 +91,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
 
             builds = [*ProjectState(renderer, request.targets, request.platforms, request.base).builds()]
             caches = bake.cache_entries(builds, project.components)
+            buildx.name_lost_caches(request.cache, caches, progress)
         about = {
             "started": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
             "revision": revision.current_revision(project.root),

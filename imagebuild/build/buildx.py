@@ -489,12 +489,22 @@ def _explain_step(run: BuildRun, vertex: Vertex) -> str:
         [
             f"{target.id}: {'component ' + component if component else 'stage ' + vertex.stage}: a step failed",
             f"  step    {vertex.title}",
-            # Shorten BuildKit's message, which contains the whole script.
-            f"  reason  {re.sub('process .* did not', 'the step did not', vertex.error.strip().splitlines()[-1])}",
+            f"  reason  {reason_of(vertex.error)}",
             *(["  the end of the output:", *(f"    {line}" for line in vertex.log)] if vertex.log else []),
             f"  again   imagebuild build {target.id} {options} -v",
         ]
     )
+
+
+def reason_of(error: str) -> str:
+    """Return the line of BuildKit's message that says why a step failed. A program that BuildKit called is named."""
+    about, _, said = error.partition("stderr:\n" if "stderr:\n" in error else "stderr:")
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    program = match[1] if (match := re.search(r"(\w+)(?: error: .*)?\s*$", about)) else "program"
+    if lines:
+        return f"{program}: {next((line for line in lines if line.startswith(('fatal:', 'error:'))), lines[-1])}"
+    # BuildKit's message contains the whole script.
+    return re.sub("process .* did not", "the step did not", about.strip().splitlines()[-1])
 
 
 def component_of(stage: str, components: Container[str]) -> str | None:
@@ -619,6 +629,18 @@ def result_file(run: BuildRun, target: Target, result: BuildResult) -> Path:
     return pushed
 
 
+def name_lost_caches(name: str, caches: Mapping[str, Sequence[bake.CacheEntry]], progress: BuildProgress) -> None:
+    """Print a note if no stage has a cache, or if the repository cannot be read. BuildKit would not say so."""
+    entries = [entry for own in caches.values() for entry in own]
+    try:
+        if not entries:
+            progress.note(f"--cache {name}: the selected targets compile nothing, so they have no caches")
+        else:
+            repository_at(name).digest(entries[0].tag)
+    except CommandError as error:
+        progress.note(f"--cache {name}: building without caches: {error}")
+
+
 def write_caches(run: BuildRun, built: Sequence[BuildResult], progress: BuildProgress) -> None:
     """Write caches of stages to the registry. The content comes from the builder's own cache.
     A cache is written if this build compiled the stage, or if the registry lacks the cache."""
@@ -633,3 +655,5 @@ def write_caches(run: BuildRun, built: Sequence[BuildResult], progress: BuildPro
     if chosen:
         progress.note(f"writing {len(chosen)} of {len(owners)} caches to {place}")
         execute_bake(run, bake.bake_file_of_caches(run, chosen), progress, "bake-caches.json")
+    elif owners:
+        progress.note(f"no cache was written: {place} has all {len(owners)} caches already")

@@ -19,7 +19,7 @@ import click
 from click.exceptions import NoArgsIsHelpError, NoSuchCommand
 
 from imagebuild import __version__
-from imagebuild.core.errors import ImagebuildError
+from imagebuild.core.errors import ConfigError, ImagebuildError
 
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {}
 """Maps each section of the help to its commands, and each command to its module in this package and its summary."""
@@ -41,6 +41,8 @@ EXAMPLES = """Examples:
   imagebuild report all_reduce.log --profile h100
   source <(imagebuild --show-completion bash)         # completes commands and names"""
 
+SETTINGS = {"show_default": True, "help_option_names": ["-h", "--help"]}
+
 
 class LazyCommands(click.Group):
     """A group that imports the module of a command only if the command is called. The help imports no command."""
@@ -49,11 +51,16 @@ class LazyCommands(click.Group):
         return list(MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command. Raises NoSuchCommand for an unknown name, except while a shell completes a command line."""
+        """Return a command. Raises NoSuchCommand for an unknown name, and ConfigError for a command of another tool,
+        except while a shell completes a command line."""
         if cmd_name in MODULES:
             return load_command(cmd_name)
         if ctx.resilient_parsing:
             return None
+        from imagebuild.cli.options import table
+
+        if instead := table("foreign")["commands"].get(cmd_name):
+            raise ConfigError(f"No such command {cmd_name!r}; {instead}")
         raise NoSuchCommand(cmd_name, possibilities=MODULES, ctx=ctx)  # proposes the nearest command
 
     def invoke(self, ctx: click.Context) -> object:
@@ -86,7 +93,7 @@ def show_completion(context: click.Context, _: click.Parameter, shell: str | Non
         context.exit()
 
 
-@click.group(cls=LazyCommands, epilog=EXAMPLES, context_settings={"show_default": True})
+@click.group(cls=LazyCommands, epilog=EXAMPLES, context_settings=SETTINGS)
 @click.version_option(__version__, message="imagebuild %(version)s", help="Print the version and exit.")
 @click.option(
     "--show-completion",

@@ -39,7 +39,7 @@ def job(
     request = JobRequest(
         words=tuple(sys.argv[1:]), scheduler=scheduler, profile=profile,
         fabric=fabric or default_fabric(hardware, known.fabrics), cluster=cluster, nodes=nodes, racks=racks, gpus=gpus,
-        features=tuple(name for text in features for name in text.split(",")), components=components,
+        features=options.names_in(features), components=options.names_in(components),
         container=container, image=image, nccl=nccl, test=test, settings=settings, collect=collect,
         compare=compare, libraries=libraries or "", blocks=blocks, seed=seed, allowed_loss=allowed_loss,
         profiles=str(profiles) if profiles else None,
@@ -69,7 +69,7 @@ def choose(
     # The image that runs is the image of a job that runs, whatever the scheduler is.
     request = JobRequest(
         words=(), scheduler="mpijob", profile=profile, fabric=fabric or default_fabric(hardware, known.fabrics),
-        cluster=cluster, components=components, settings=(f"driver={driver}",) if driver else (),
+        cluster=cluster, components=options.names_in(components), settings=(f"driver={driver}",) if driver else (),
     )  # fmt: skip
     offer = read_offer(project, request, known, registry, plan, catalog)
     names = {image.image for image in offer.images}

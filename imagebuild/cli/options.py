@@ -84,7 +84,8 @@ class StrictCommand(click.Command):
             try:
                 _, _, given = self.make_parser(ctx).parse_args(list(args))
             except click.NoSuchOption as error:
-                if instead := table("foreign")["options"].get(error.option_name):
+                foreign = table("foreign")
+                if instead := {**foreign["options"], **foreign.get(self.name or "", {})}.get(error.option_name):
                     raise ConfigError(f"No such option {error.option_name!r}; {instead}") from None
                 raise
             for option in given:
@@ -323,10 +324,12 @@ class PlanChanges:
             name, _, value = setting.partition("=")
             _, dot, last = name.rpartition(".")
             if (dot and last) or last in table("foreign")["settings"]:
-                remedy = table("foreign")["settings"].get(last, "--set {name}={value}, which applies to all targets")
+                words = name.removesuffix("+").split(".")
+                known = [table("foreign")["settings"].get(word) for word in (words[-1], *words[1:2])]
+                remedy = next(filter(None, known), "--set {name}={value}, which applies to all targets")
                 remedy = remedy.format(name=last, value=value)
                 raise ConfigError(f"--set {setting}: --set changes only axes and versions; use {remedy}")
-        return parse_changes(self.settings, self.with_, self.without, repository=registry)
+        return parse_changes(self.settings, names_in(self.with_), names_in(self.without), repository=registry)
 
     def __bool__(self) -> bool:
         return bool(self.settings or self.with_ or self.without)
@@ -436,12 +439,17 @@ def data_folders(given: Path | None, kind: str, project: Path | None = None) -> 
     return tuple({path.resolve(): path for path in folders}.values())
 
 
-def parse_platforms(names: Sequence[str]) -> tuple[Platform, ...]:
+def names_in(values: Iterable[str]) -> tuple[str, ...]:
+    """Return the names in the values of an option, which are separated by commas."""
+    return tuple(name.strip() for value in values for name in value.split(","))
+
+
+def parse_platforms(values: Sequence[str]) -> tuple[Platform, ...]:
     """Return the platforms of --platform; `local` is this machine's. Raises ConfigError for an unknown platform."""
     from imagebuild.core.fields import Platform
     from imagebuild.core.run import native_platform
 
-    platforms = tuple(native_platform() if name == "local" else name for name in names)
+    platforms = tuple(native_platform() if name == "local" else name for name in names_in(values))
     for name in set(platforms) - set(get_args(Platform)):
         known = [*get_args(Platform), "local"]
         raise ConfigError(f"--platform {name}: unknown platform{suggestion(name, known)}")

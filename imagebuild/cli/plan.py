@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from imagebuild.cli import options
-from imagebuild.core.errors import ConfigError, nearest
+from imagebuild.core.errors import ConfigError, NothingSelected, nearest, plural
 
 if TYPE_CHECKING:
-    from imagebuild.project.plan import Target
+    from imagebuild.project.plan import Plan, Target
     from imagebuild.project.project import Project
     from imagebuild.render.renderer import Renderer
 
@@ -47,11 +47,16 @@ def init(folder: Path, repository: str, image: str, workflow: str | None) -> Non
         called = (templates / "images.yml").read_text(encoding="utf-8")
         address = f"{owner}/.github/workflows/project.yml@{revision}"
         texts[".github/workflows/images.yml"] = called.replace("WORKFLOW", address)
-    if there := [name for name in texts if os.path.lexists(folder / name)]:
-        raise ConfigError(f"{folder / there[0]}: exists already; name an empty folder")
+    # A repository may have the other files before it becomes a project, or before it gets a workflow.
+    *_, asked = [name for name in texts if name != ".gitignore"]
+    if os.path.lexists(folder / asked):
+        raise ConfigError(f"{folder / asked}: exists already; edit it, or name an empty folder")
     for name, text in texts.items():
-        write_text(folder / name, text)
-        out.print(f"{folder / name}: written")
+        kept = os.path.lexists(folder / name)
+        if not kept:
+            write_text(folder / name, text)
+        lines = f"; it should contain {text.strip()}" if name == ".gitignore" else ""
+        out.print(f"{folder / name}: {f'kept{lines}' if kept else 'written'}")
     out.print("`imagebuild plan` lists the targets, `imagebuild build` builds them.")
 
 
@@ -111,6 +116,8 @@ def plan(
             err.print(f"sources without a pin: {of['not locked']}{unread_part(of)}; `{command}` completes the lock")
         else:
             print_table(("target", "platforms", "image"), rows, whole=["image"])
+        if absent := absences(workspace.plan, select, targets) if not why else ():
+            err.print(f"not listed: {', '.join(absent)}" + ("; --why shows the reasons" if excluded else ""))
         if restricted:
             out.print()
             print_table(("restricted component", "condition for publishing its images"), list(restricted.items()))
@@ -119,6 +126,17 @@ def plan(
             print_table(("not built", "rule", "reason"), [(e.id, e.rule, e.reason) for e in excluded])
 
     options.print_result(json_file, whole, show)
+
+
+def absences(plan: Plan, select: Sequence[str], chosen: Sequence[Target]) -> list[str]:
+    """Return the numbers of combinations that rules and --exclude leave out, with the rule."""
+    from imagebuild.project.plan import EXCEPT
+    from imagebuild.project.select import select_excluded, select_targets
+
+    wanted = [text for text in select if not text.startswith(EXCEPT)]
+    rules = Counter({"--exclude": len(select_targets(plan, wanted)) - len(chosen)})
+    rules.update(excluded.rule for excluded in select_excluded(plan, select))
+    return [f"{plural(number, 'combination')} by {rule}" for rule, number in rules.items() if number]
 
 
 def lock_states(workspace: options.Workspace, target: Target) -> dict[str, str]:
@@ -218,10 +236,17 @@ def impact(
 
     if markdown and json_file == options.STDOUT:
         raise ConfigError("--markdown: cannot be combined with --json -; write the JSON to a file")
-    result = predict_impact(
-        project.folder, before, after, changes=edits.parse(), select=select,
-        platforms=options.parse_platforms(platforms), base=base,
-    )  # fmt: skip
+    if not after and (both := re.fullmatch(r"(.*[^./])(\.{2,3})([^./].*)?", before)) and not Path(before).exists():
+        if both[2] == "...":
+            raise ConfigError(f"{before}: compares with a common ancestor; write two revisions as A..B")
+        before, after = both[1], both[3]
+    try:
+        result = predict_impact(
+            project.folder, before, after, changes=edits.parse(), select=select,
+            platforms=options.parse_platforms(platforms), base=base,
+        )  # fmt: skip
+    except NothingSelected as error:
+        raise NothingSelected(f"{error}; if you mean a revision, write {before}..REVISION") from None
     options.print_result(json_file, result, lambda: print_impact(result, markdown=markdown))
 
 

@@ -80,7 +80,7 @@ def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | Non
     name = next((name.replace(other, ours) for other, ours in OTHER_NAMES.items() if other in name), name)
     # Names of different platforms are similar.
     cutoff = max(likeness, 0.85) if name.startswith("linux/") else likeness
-    near = get_close_matches(name, names, n=1, cutoff=cutoff)
+    near = [close for text in (name, name.lower()) for close in get_close_matches(text, names, n=1, cutoff=cutoff)]
     return next(iter(near or (other for other in names if other.startswith(f"{name}."))), None)
 
 

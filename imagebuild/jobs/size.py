@@ -72,7 +72,9 @@ def parse_settings(settings: Iterable[str], container: Container) -> tuple[Mappi
             variables[name] = Variable.model_validate({**own, **origin})
             continue
         if name not in DATA["parameters"]:
-            raise ConfigError(f"--param {name}: unknown parameter{suggestion(name, DATA['parameters'])}")
+            other = DATA["other_parameters"].get(name)
+            remedy = f"; use {other}" if other else suggestion(name, DATA["parameters"])
+            raise ConfigError(f"--param {name}: unknown parameter{remedy}")
         form, containers = FORMS[DATA["parameters"][name]["form"]], DATA["parameters"][name]["containers"]
         if container not in containers:
             where = " and ".join(DATA["places"][one] for one in containers)

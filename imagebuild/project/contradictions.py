@@ -1,5 +1,6 @@
 """Contradictions between the files of a project: names in one file that another file does not define. Pure."""
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
@@ -80,11 +81,23 @@ def check_names(project: Project, images: Collection[str], mistakes: Mistakes, *
             mistakes.add(f"--with {name}", f"has no version; add `--set {pin}=VERSION`, or `{pin}` to `versions`")
 
 
+RELEASE = re.compile(r"(debian|ubuntu)[:_-]?(\d[\d.]*)")
+"""A release in the name of an image, such as `nvidia/cuda:13.0.1-devel-ubuntu24.04`."""
+CODENAMES = {
+    "bookworm": "debian12", "trixie": "debian13", "jammy": "ubuntu22.04", "noble": "ubuntu24.04",
+    "resolute": "ubuntu26.04",
+}  # fmt: skip
+"""Maps names of releases in tags of Debian and Ubuntu to the release."""
+
+
 def base_mismatch(image: str, release: str) -> str:
     """Return the reason why an image cannot be the base of a release, such as `debian13`.
     Only the name of the image is examined. Empty if the image can be the base."""
-    name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
-    fits = name not in ("debian", "ubuntu") or "{" in tag or f"{name}{tag}".startswith(release.partition(".")[0])
+    name = image.partition("@")[0].rpartition("/")[2]
+    named = [f"{distribution}{number}" for distribution, number in RELEASE.findall(name)]
+    named += [other for word, other in CODENAMES.items() if word in name]
+    unknown = not named and name.partition(":")[0] in ("debian", "ubuntu") and "{" not in name
+    fits = not unknown and all(other.startswith(release.partition(".")[0]) for other in named)
     problem = f"is not a base image of {release}, but packages and pins are for {release}; use an image of {release}"
     return "" if fits else problem
 

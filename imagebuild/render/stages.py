@@ -19,6 +19,7 @@ INSTRUCTIONS = (*STEPS, *CONFIGURATION, "ARG", "ENV", "SHELL", "USER", "MAINTAIN
 BLOCK = re.compile(r"\n(?=FROM\s)", re.IGNORECASE)
 FROM = re.compile(r"FROM\s+(?:--platform=(\S+)\s+)?(\S+)(?:\s+AS\s+(\S+))?", re.IGNORECASE)
 SOURCE = re.compile(r"--(?:from=|mount=\S*?\bfrom=)([^\s,]+)")
+INSTEAD_OF_FROM = "remove it; choose a base with --base-image, and compile in a component (docs/tutorial.md, section 5)"
 HEREDOC = re.compile(r"""(?:^|(?<=\s))\d*<<(-?)(["']?)([^\s<"']+)\2(?=\s|$)""")
 
 
@@ -111,7 +112,7 @@ def check_appended(text: str, where: str) -> None:
     """Raise ConfigError for instructions that cannot be appended to a Dockerfile. `where` is their file and line."""
     blocks = _blocks(f"FROM scratch\n{text}")
     if len(blocks) > 1 or blocks[0].start != "scratch":
-        raise ConfigError(f"{where}: FROM would begin another image; remove it, and choose a base with --base-image")
+        raise ConfigError(f"{where}: FROM would begin another image; {INSTEAD_OF_FROM}")
     if problem := first_mistake(f"FROM scratch\n{text}")[1]:
         raise ConfigError(f"{where}: {problem}")
     for word, rest, _ in (instruction for block in blocks for instruction in block.instructions):

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from imagebuild.cli.app import load_command
+from imagebuild.jobs.facts import DATA
 from tests.conftest import ROOT, data
 from tests.faulty import answering
 from tests.unit.conftest import Call
@@ -27,8 +28,8 @@ CASES = data("cases/proposals")
 TARGET = "quickstart-cuda13.5-debian13-runtime"
 MATRIX: str = CASES["matrix"]
 ROUNDS = 5
-NOT_HERE = ("engine up", f"build {TARGET} -o images")
-"""Proposed commands that tests do not run."""
+NOT_HERE = ("engine up", "build", "publish", "attest")
+"""Beginnings of proposed commands that tests do not run, because they need an engine or a registry."""
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -73,7 +74,13 @@ def followed(words: list[str], message: str) -> list[str]:
 FOREIGN = yaml.safe_load((ROOT / "imagebuild/cli/foreign.yaml").read_text())
 ROWS = [
     *data("proposals"),
+    *({"run": word, "status": 2, "ends": remedy} for word, remedy in FOREIGN["commands"].items()),
     *({"run": f"build {option}", "status": 2, "ends": remedy} for option, remedy in FOREIGN["options"].items()),
+    *({"run": f"job slurm {option} x", "status": 2, "ends": remedy} for option, remedy in FOREIGN["job"].items()),
+    *(
+        {"run": f"job slurm --profile h100 --param {name}=1", "status": 2, "ends": use}
+        for name, use in DATA["other_parameters"].items()
+    ),
     *({"run": f"plan --set *.{key}=x", "status": 2, "ends": "; use "} for key in FOREIGN["settings"]),
 ]
 
@@ -81,12 +88,12 @@ ROWS = [
 @pytest.mark.programs
 @pytest.mark.parametrize("row", [pytest.param(row, id=row["run"]) for row in ROWS])
 def test_advice_works_as_printed(empty: Path, command: Call, row: dict[str, Any]) -> None:
-    words, done = shlex.split(row["run"].replace(" Q", f" {TARGET}")), {*NOT_HERE}
+    words, done = shlex.split(row["run"].replace(" Q", f" {TARGET}")), set[str]()
     for _ in range(ROUNDS):
         status, printed, shown = command(*words)
         message = " ".join((printed + shown).split())
         texts = [text.replace("TARGET", TARGET) for text in re.findall(r"`imagebuild ([^`]+)`", message)]
-        proposed = [text for text in texts if text not in done]
+        proposed = [text for text in texts if text not in done and not text.startswith(NOT_HERE)]
         for text in proposed:
             assert command(*shlex.split(text))[0] == 0, text
         again = followed(words, message)
@@ -94,7 +101,10 @@ def test_advice_works_as_printed(empty: Path, command: Call, row: dict[str, Any]
             break
         done |= {*proposed}
         words = again
-    options = {name for command in ("build", "plan") for each in load_command(command).params for name in each.opts}
+    options = {
+        name for command in ("build", "plan", "job") for each in load_command(command).params for name in each.opts
+    }
+    options |= {"--version", "--show-completion"}
     assert {*re.findall(r"use (--[\w-]+)", message)} <= options
     ends = row.get("ends", "").replace("TARGET", TARGET)
     assert (ends in message.replace("TARGET", TARGET), status) == (True, row.get("status", 0)), message[-2000:]

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from imagebuild.build import buildx
-from imagebuild.build.bake import BuildRequest, BuildRun
+from imagebuild.build.bake import BuildRequest, BuildRun, CacheEntry
 from imagebuild.build.buildx import (
     BuildProgress,
     EventStream,
@@ -152,6 +152,18 @@ def test_a_failed_step_names_target_component_last_lines_and_how_to_see_it_again
     # If no step failed, the message is that of buildx.
     text = explain_failure(open_run, read("ERROR: Cannot connect to the Docker daemon"), 1)
     assert text == "docker buildx bake exited with 1:\nERROR: Cannot connect to the Docker daemon"
+
+
+@pytest.mark.parametrize(("error", "reason"), CASES["reasons"])
+def test_the_reason_names_the_program_and_what_it_said(error: str, reason: str) -> None:
+    assert buildx.reason_of(error) == reason
+
+
+@pytest.mark.parametrize(("entries", "said"), CASES["lost-caches"])
+def test_a_cache_that_cannot_help_is_named(entries: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    caches = {"x": [CacheEntry(name, "linux/amd64", "0" * 16) for name in entries]}
+    buildx.name_lost_caches("127.0.0.1:1/cache", caches, BuildProgress())
+    assert said in " ".join(capfd.readouterr().err.split())
 
 
 @pytest.mark.parametrize(("given", "message"), CASES["wrong-sources"])
