@@ -30,8 +30,8 @@ from imagebuild.core.console import SHOWN_ITEMS, Progress, err, format_duration,
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, ResultError, plural, suggestion
 from imagebuild.core.files import read_text, write_bytes, write_text
 from imagebuild.core.run import execute
-from imagebuild.oci.engine import engine_flaw, lost_nodes
-from imagebuild.oci.image import PlatformImage, image_in_engine, images_in
+from imagebuild.oci.engine import connect_engine, engine_flaw, lost_nodes
+from imagebuild.oci.image import PlatformImage, image_of_client, images_in
 from imagebuild.oci.layout import Layout
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Repository, connect_registry, push_image
@@ -568,7 +568,7 @@ def export_images(
             shutil.rmtree(layout)
         elif run.request.output == "load" and run.request.describe and not run.request.stage:
             with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-                found = image_in_engine(target.id, target.name, Path(folder))
+                found = image_of_client(connect_engine(run.engine), target.id, target.name, Path(folder))
                 images = tuple(found.read(p) for p in found.platforms if p in platforms) if found else ()
                 sboms = describe_images(run, target, images, progress)
         result = BuildResult(

@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING, Any
 from imagebuild.core.console import doing
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import DIGEST
-from imagebuild.core.files import LARGEST_FILE
 from imagebuild.oci import engine
 from imagebuild.oci.layout import (
     INDEX_FILE,
     INDEX_TYPES,
     NO_IMAGE,
-    OPAQUE,
     PLAIN_LAYER,
-    WHITEOUT,
     Blob,
     Descriptor,
     Layout,
@@ -32,7 +29,6 @@ from imagebuild.oci.layout import (
     unpack,
 )
 from imagebuild.oci.reference import ImageReference
-from imagebuild.oci.tar import TarArchive, decompressed, member_path
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -219,41 +215,6 @@ def images_in(source: Path | Iterable[bytes], folder: Path) -> tuple[PlatformIma
     if not images:
         raise ResultError(f"{path}: contains no image")
     return tuple(images.values())
-
-
-def files_in(image: PlatformImage, needed: str, *more: str) -> dict[str, bytes]:
-    """Return the content of regular files in an image; a file that the image does not contain is left out.
-
-    Layers are read from the newest to the oldest, until all files are found. Raises CommandError if a layer cannot be
-    fetched, and ResultError if a layer or file cannot be read, or if the file `needed` is not regular or in a folder
-    that is a link."""
-    wanted = (needed, *more)
-    settled: dict[str, bytes | str | None] = {}
-    """Maps paths to the content, or the reason why it cannot be read. None: the file was deleted."""
-    for layer in reversed(image.layers):
-        newest: dict[str, bytes | str | None] = {}
-        with _explained(image.name), image.fetch(layer).file.open("rb") as file:
-            archive = TarArchive(decompressed(file))
-            for member in archive:
-                path = member_path(member.name) or ""
-                folder, _, name = path.rpartition("/")
-                hidden = folder if name == OPAQUE else f"{folder}/{name.removeprefix(WHITEOUT)}"
-                if path in wanted and member.kind == "file":
-                    if member.size > LARGEST_FILE:
-                        raise ValueError(f"{path} is larger than {LARGEST_FILE >> 20} MiB")
-                    newest[path] = b"".join(archive.content())
-                elif member.kind not in ("file", "folder"):
-                    linked = (file for file in wanted if f"{file}/".startswith(f"{path}/"))
-                    newest |= dict.fromkeys(linked, f"/{path} is not a regular file or folder")
-                elif name.startswith(WHITEOUT):
-                    under = [path for path in wanted if f"{path}/".startswith(f"{hidden}/".lstrip("/"))]
-                    newest = dict.fromkeys(under) | newest
-        settled = newest | settled
-        if settled.keys() >= {*wanted}:
-            break
-    if isinstance(problem := settled.get(needed), str):
-        raise ResultError(f"{image.name}: {problem}, so /{needed} is not read; copy the file to its place")
-    return {path: content for path, content in settled.items() if isinstance(content, bytes)}
 
 
 def _images(layout: Layout, index: Mapping[str, Any], name: str, seen: set[str]) -> Iterator[PlatformImage]:

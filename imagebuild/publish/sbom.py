@@ -19,9 +19,12 @@ from imagebuild.core.errors import CommandError, ResultError
 from imagebuild.core.fields import Form
 from imagebuild.core.run import INSTALL_SYFT, RunProgram, run_program, syft_program
 from imagebuild.oci.attestation import encode_predicate
-from imagebuild.oci.image import PlatformImage, files_in
+from imagebuild.oci.image import PlatformImage
+from imagebuild.oci.layout import KEPT_SIZE
 from imagebuild.project.component import Component
 from imagebuild.project.plan import components_of
+from imagebuild.verify.files import Tree
+from imagebuild.verify.layers import read_layers
 
 Document = dict[str, Any]
 """An SPDX document, as decoded JSON."""
@@ -42,7 +45,7 @@ def make_sbom(image: PlatformImage, components: Mapping[str, Component]) -> Docu
     if the output of syft is not JSON or the creation time of the image cannot be read."""
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as name:
         document = run_syft(image.as_layout(Path(name, "layout")).folder, Path(name))
-    status = files_in(image, DPKG).get(DPKG, b"").decode(errors="replace")
+    status = files_of_distribution(image)[DPKG]
     removed = debian.package_names(status) - {package.name for package in debian.installed_packages(status)}
     return complete_document(without_packages(document, removed), image, components)
 
@@ -60,12 +63,12 @@ def known_sbom(image: PlatformImage, components: Mapping[str, Component]) -> byt
 
     The packages are those that syft finds; only syft reads their licences. Raises ResultError if a layer or the
     database cannot be read."""
-    files = {path: content.decode(errors="replace") for path, content in files_in(image, DPKG, OS_RELEASE).items()}
-    system = dict(re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)', files.get(OS_RELEASE, ""), re.MULTILINE))
+    files = files_of_distribution(image)
+    system = dict(re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)', files[OS_RELEASE], re.MULTILINE))
     distribution = system.get("ID", "linux")
     root: dict[str, Any] = {"SPDXID": "SPDXRef-root", "downloadLocation": UNKNOWN, "licenseDeclared": UNKNOWN}
     packages, ids = [root], set[str]()
-    for package in debian.installed_packages(files.get(DPKG, "")):
+    for package in debian.installed_packages(files[DPKG]):
         name, _, version = package.source.partition(" ")
         upstream = "@".join(filter(None, (name, version.strip("()"))))
         qualifiers = {"arch": package.architecture, "upstream": upstream}
@@ -89,6 +92,24 @@ def known_sbom(image: PlatformImage, components: Mapping[str, Component]) -> byt
     ]
     document = {"packages": packages, "relationships": [described, *contained], "creationInfo": {"creators": []}}
     return encode_predicate(complete_document(document, image, components))
+
+
+def files_of_distribution(image: PlatformImage) -> dict[str, str]:
+    """Map DPKG and OS_RELEASE to the content of the file in an image; empty if the image lacks the file.
+
+    Only layers that no earlier command has read are read. Raises CommandError if a layer cannot be fetched, ResultError
+    if a layer cannot be read, or if a file is too large, not regular, or in a folder that is a link."""
+    tree, texts = Tree(read_layers(image)[0]), {}
+    for path in (DPKG, OS_RELEASE):
+        trail = tree.trail(path)
+        if wrong := [entry.path for entry in trail if entry.kind not in ("file", "folder")]:
+            problem = f"/{wrong[0]} is not a regular file or folder, so /{path} is not read"
+            raise ResultError(f"{image.name}: {problem}; copy the file to its place")
+        entry = tree.get(path)
+        if entry and entry.sha256 and entry.text is None:
+            raise ResultError(f"{image.name}: /{path} is larger than {KEPT_SIZE >> 20} MiB, or not a text")
+        texts[path] = ((entry and entry.text) or b"").decode(errors="replace")
+    return texts
 
 
 def run_syft(layout: Path, folder: Path, run: RunProgram = run_program, program: str | None = None) -> Document:

@@ -969,7 +969,12 @@ if [ -n "${K_MPI_JOB_ROLE:-}" ]; then set -- "$@" -o StrictModes=no; fi
 uid=$(id -u)
 if [ "$uid" = 0 ] && [ -w /etc/ssh ]; then
   install -d -m 0755 /run/sshd
-  ssh-keygen -A > /dev/null
+  # No RSA key: it would take a second of CPU at each start, and OpenSSH 5.7 and later do not need it.
+  for type in ecdsa ed25519; do
+    key=/etc/ssh/ssh_host_${type}_key
+    # Another sshd may make the key at the same time.
+    [ -e "$key" ] || ssh-keygen -q -t "$type" -N '' -f "$key" < /dev/null > /dev/null || [ -e "$key" ]
+  done
   exec /usr/sbin/sshd.distrib "$@"
 fi
 if [ "$uid" != 0 ]; then
