@@ -15,6 +15,10 @@ _COUNT = re.compile("[0-9]{1,9}")
 _VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)|nccl-library=(\d{4,6})\b")
 """What NCCL prints about itself: the line of NCCL_DEBUG=VERSION, and the number that nccl-tests reads from it."""
 _VARIABLE = re.compile(r"NCCL INFO (\w+) set by environment to (\S+?)\.?$")
+_GPU = re.compile(r"Rank +(\d{1,7})\b.{0,60}? on +(\S{1,300}) +(device +\d{1,5} +\[[^\]]{0,40}\].{0,200})")
+"""A row of the list of devices that nccl-tests prints: the rank, its host, and its GPU with the bus id."""
+_CONTAINER = re.compile("[0-9a-f]{12}")
+"""Matches the host name that Docker invents for each container. It says nothing about the host."""
 ERROR_RATE, MOST_ERROR = 0.01, 0.05
 """Probability that at least one verdict of a comparison of equal sides claims a difference, and the largest probability
 that a log can state."""
@@ -37,6 +41,8 @@ class Section:
     """Versions of NCCL that the run reported."""
     variables: set[tuple[str, str]] = field(default_factory=set)
     """Variables and values that NCCL says it used."""
+    gpus: set[tuple[int, str]] = field(default_factory=set)
+    """Each rank with its host and GPU. The list is printed for each collective."""
 
 
 @dataclass
@@ -88,6 +94,9 @@ class ComparisonReader:
         elif self._current and ("NCCL" in row or "nccl-library" in row):
             self._current.versions |= loaded_versions(row)
             self._current.variables |= set(_VARIABLE.findall(row.rstrip()))
+        elif self._current and " device " in row and (gpu := _GPU.search(row)):
+            host = "a container" if _CONTAINER.fullmatch(gpu[2]) else gpu[2]
+            self._current.gpus.add((int(gpu[1]), f"{host}, {' '.join(gpu[3].split())}"))
 
     def _read_mark(self, kind: str, rest: str, number: int) -> None:
         if kind == "sides":

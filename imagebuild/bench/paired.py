@@ -52,11 +52,13 @@ def _compare(source: str, found: Alternation, runs: Mapping[int, Sequence[Run]])
     faulty: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     failed: dict[str, str] = {}
     is_proven = True
+    first = {section.block: section for section in found.sections.values() if section.side == 0}
     for number, section in sorted(found.sections.items()):
         side = sides[section.side]
         loaded[section.side] |= section.versions
         if number in complete:
-            failure, unproven = _failure(section, runs.get(section.begin, ())), _unproven(side, section)
+            failure = _failure(section, runs.get(section.begin, ()))
+            unproven = _unproven(side, section) or _elsewhere(section, first.get(section.block))
             is_proven &= not unproven
             if failure:
                 failed.setdefault(side, failure)
@@ -69,6 +71,8 @@ def _compare(source: str, found: Alternation, runs: Mapping[int, Sequence[Run]])
     differences = tuple(_differences(found, {n: runs.get(found.sections[n].begin, ()) for n in complete}))
     if not differences and not problems:
         problems.append("no run printed a table")
+    if differences and not any(section.gpus for section in found.sections.values()):
+        problems.append("no run lists its GPUs, so the sides may have used different ones")
     if problems or faults:
         differences = tuple(item.model_copy(update={"verdict": "open"}) for item in differences)
     return PairedComparison(
@@ -104,6 +108,17 @@ def _unproven(side: str, section: Section) -> str:
         if value and not used:
             return f"does not say that it used {kind[4:]}; set NCCL_DEBUG=INFO"
     return ""
+
+
+def _elsewhere(section: Section, first: Section | None) -> str:
+    """Return how the GPUs of a run differ from those of the first side in the same block. Empty if they do not."""
+    if first is None or first.status != 0 or section.status or section.gpus == first.gpus:
+        return ""  # a run that was cut or failed may not have listed them
+    own, others = (
+        next((f"rank {rank} on {gpu}" for rank, gpu in sorted(gpus)), "no GPU")
+        for gpus in (section.gpus - first.gpus, first.gpus - section.gpus)
+    )
+    return f"used other GPUs than the first side in its block: {own}, instead of {others}"
 
 
 Key = tuple[str, int]

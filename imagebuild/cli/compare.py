@@ -44,6 +44,8 @@ def compare(
         raise ConfigError("-o: is missing; name the file for the log, which `imagebuild report` reads again")
     prefix = [] if runner is None else read_prefix(runner.removeprefix(EXEC))
     log = Path(output)
+    if output == options.STDOUT or (log.exists() and (not log.is_file() or log.stat().st_size)):
+        raise ConfigError(f"-o {log}: is not a new file, and a measurement replaces nothing; name a new file")
     done = execute(command_line(prefix, ["bash", "-c", text]), log=log)
     err.print(f"{log}: the log of the comparison")
     if done.status:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache, cached_property, partial, wraps
+from math import isfinite
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin, get_type_hints
@@ -38,7 +39,16 @@ class IntRange(click.IntRange):
 
 
 class FloatRange(click.FloatRange):
+    """A finite number in a range. A comparison with `nan` is never true, so every range would contain it."""
+
     name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number. Raises BadParameter for other texts, and for infinity and `nan`."""
+        number: float = super().convert(value, param, ctx)
+        if not isfinite(number):
+            self.fail(f"{value!r} is not a finite number; write a number such as 2.5", param, ctx)
+        return number
 
 
 class WordChoice(click.Choice[str]):

@@ -62,6 +62,9 @@ def side_settings(sides: Sequence[str], libraries: str, wheel: str = WHEEL) -> l
             if not libraries:
                 problem = "is missing; name the folder that contains nccl-VERSION for each version"
                 raise ConfigError(f"--libraries: {problem}")
+            if bad := re.search(r"[:;$\n]", libraries):
+                problem = f"LD_LIBRARY_PATH cannot contain a folder with {bad[0]!r} in its name"
+                raise ConfigError(f"--libraries {libraries!r}: {problem}; rename it")
             folder = f"{libraries}/nccl-{value}"
             install = f"pip install --no-deps --target {folder} {wheel}=={value}"
             settings.append({"name": side, "folder": folder, "install": install})

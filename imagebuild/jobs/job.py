@@ -59,6 +59,9 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
     sides = parse_sides(request.compare) if request.compare else ()
     comparison: Mapping[str, Any] = {}
     if sides:
+        if request.libraries and not request.libraries.startswith("/"):
+            problem = "ranks start in other folders; write the whole path that the nodes see"
+            raise ConfigError(f"--libraries {request.libraries}: {problem}, such as /shared/libs")
         comparison = comparison_of(sides, libraries=request.libraries, blocks=request.blocks, seed=request.seed)
     least = {} if sides else _least_bandwidths(profile, size, comparable=comparable)
     workers = resolve_workers(request, profile, size, environment.placeholders)

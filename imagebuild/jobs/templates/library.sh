@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-library() { # FOLDER INSTALL: print the folder of the library
+library() { # FOLDER INSTALL: print the folder of the library, with its whole path, as programs may change the folder
   local place
   for place in nvidia/nccl/lib lib .; do
     if [ -e "$1/$place/libnccl.so.2" ]; then
-      echo "$1/$place"
+      (CDPATH='' cd -- "$1/$place" && pwd)
       return
     fi
   done

@@ -206,6 +206,34 @@ def test_what_spoils_a_comparison(compared: Callable[[str], PairedComparison], o
     assert {judged.participation.state for judged in judge_sides(found)} == {"incomplete"}
 
 
+@pytest.mark.parametrize(("old", "new", "says"), CASES["other-gpus"])
+def test_both_sides_ran_on_the_same_gpus(
+    compared: Callable[[str], PairedComparison], old: str, new: str, says: str
+) -> None:
+    head, *runs = log_of(slower(1)).split("# imagebuild-compare begin ")
+    runs[6] = re.sub(old, new, runs[6])
+    found = compared("# imagebuild-compare begin ".join([head, *runs]))
+    side = found.sides[[side for row in ORDER for side in row][6]]
+    fault = f"{side}: run 6 used other GPUs than the first side in its block: "
+    assert [text[: len(fault)] for text in found.faults] == ([fault] if says else [])
+    assert says in "".join(found.faults)
+    assert {item.verdict for item in found.differences} == {"open" if says else "slower"}
+    assert found.is_proven is not bool(says)
+
+
+def test_where_a_block_runs_does_not_matter(compared: Callable[[str], PairedComparison]) -> None:
+    """A comparison may go on in another allocation, and each run may have its own container."""
+    head, *runs = log_of(slower(1)).split("# imagebuild-compare begin ")
+    moved = [run.replace("node1", "node9") if number > 9 else run for number, run in enumerate(runs)]
+    boxed = [run.replace("node1", f"{number:012x}") for number, run in enumerate(runs)]
+    for changed in (moved, boxed):
+        found = compared("# imagebuild-compare begin ".join([head, *changed]))
+        assert (found.problems, found.faults) == ((), ())
+    found = compared(re.sub("#  Rank .*\n", "", log_of(slower(1))))
+    assert found.problems == ("no run lists its GPUs, so the sides may have used different ones",)
+    assert {judged.speed.state for judged in judge_sides(found)} == {"not judged"}
+
+
 def test_variables_are_proven_by_what_nccl_says(compared: Callable[[str], PairedComparison]) -> None:
     text = log_of(slower(1)).replace("nccl=2.30.7", "env:NCCL_ALGO=Ring").replace("nccl=2.32.3", "env:NCCL_ALGO=Tree")
     assert "run 0 does not say that it used NCCL_ALGO; set NCCL_DEBUG=INFO" in compared(text).faults[0]

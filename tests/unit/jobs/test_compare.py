@@ -67,6 +67,19 @@ def test_an_absent_library_stops_before_the_first_run(tmp_path: Path) -> None:
     assert f"run `pip install --no-deps --target {tmp_path}/nccl-2.30.7 nvidia-nccl-cu13==2.30.7`" in done.stderr
 
 
+def test_the_folder_of_libraries_may_be_named_from_the_current_folder(tmp_path: Path) -> None:
+    """Programs may change the folder, so they get the whole path. Ranks of a job start in another folder."""
+    for version in ("2.30.7", "2.32.3"):
+        (tmp_path / f"-libs/nccl-{version}").mkdir(parents=True)
+        (tmp_path / f"-libs/nccl-{version}/libnccl.so.2").touch()
+    command = ["bash", "-c", "cd / && ls ${LD_LIBRARY_PATH%%:*}"]
+    script = comparison_script(parse_sides("nccl=2.30.7,2.32.3"), command, libraries="-libs", blocks=10, seed=1)
+    _, texts = read(ran("bash", "-c", script, cwd=tmp_path).stdout)
+    assert {*map(tuple, texts)} == {("libnccl.so.2",)}
+    with pytest.raises(ConfigError, match="--libraries libs: ranks start in other folders; write the whole path"):
+        text("mpijob --profile h100 --fabric ib --nodes 1 --compare nccl=2.30.7,2.32.3 --libraries libs")
+
+
 def test_a_program_that_does_not_exist_is_tried_once() -> None:
     text = comparison_script(parse_sides("env:A=1,2"), ["no-such-program"], libraries="", blocks=12, seed=1)
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
@@ -94,6 +107,8 @@ def test_wrong_numbers() -> None:
     for libraries, blocks, says in (
         ("", 12, "--libraries: is missing"),
         ("/x", 9, "--blocks 9: an interval needs at least 10 blocks"),
+        ("/a:b", 12, "--libraries '/a:b': LD_LIBRARY_PATH cannot contain a folder with ':' in its name"),
+        ("/$LIB", 12, "'$' in its name"),
     ):
         with pytest.raises(ConfigError) as error:
             comparison_script(sides, ["true"], libraries=libraries, blocks=blocks, seed=1)
