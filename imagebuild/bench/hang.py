@@ -8,7 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 PREFIX = "(imagebuild-ras) "
@@ -19,6 +19,7 @@ _RANK = re.compile(
     r"Rank (?P<rank>\d{1,9})(?: has (?:launched up to operation (?P<count>\d{1,18})|not launched any operations))?"
     r" -- (?:GPU (?P<gpu>[\d,]{1,99})[^-]{,200} managed by process (?P<pid>\d{1,9}) on node (?P<host>\S+)|\[)"
 )
+_ASKED = re.compile(r"asked at .{1,40}\((?P<time>\d{1,12})\)(?:, (?P<quiet>\d{1,9}) s after the last line)?")
 _STOPPED = re.compile(r" rank=(\d*) process=(\d+) host=(\S+)")
 _GROUP = re.compile(r"^ *\d{1,9}(?: +\d{1,9}){5} +([A-Z_]+ +[A-Z_]+)$", re.MULTILINE)
 """Matches the row of a group of communicators in the table of an answer in text. It ends with OK if there is no
@@ -63,20 +64,40 @@ class Communicator:
     """The number of collectives of most ranks, by kind of collective."""
     silent: int = 0
     """The number of ranks about which NCCL states nothing."""
+    asked: int | None = None
+    """When NCCL was asked, in seconds since 1970."""
+    quiet: int = 0
+    """How long the job had printed nothing then, in seconds."""
+
+    @property
+    def counts(self) -> Mapping[tuple[object, ...], int]:
+        """The numbers of collectives: of each rank, or of most ranks if the answer is a text."""
+        most = {} if self.size else self.most
+        ranks = {(self.name, rank.rank, kind): n for rank in self.ranks for kind, n in rank.counts.items()}
+        return ranks | {(self.name, "most", kind): n for kind, n in most.items()}
 
 
 def answers(lines: Iterable[str]) -> list[list[Communicator]]:
     """Return the communicators in each answer in a log. In text, these are only communicators with faults.
     Answers that cannot be read are left out."""
-    texts: list[list[str]] = []
+    texts: list[tuple[re.Match[str] | None, list[str]]] = []
+    asked: re.Match[str] | None = None
     for line in lines:
         if PREFIX in line:
             text = line.partition(PREFIX)[2]
+            asked = _ASKED.match(text) or asked
             if text.startswith(("SERVER PROTOCOL", "stopped ")):
-                texts.append([])
+                texts.append((asked, []))
+                asked = None
             if texts:
-                texts[-1].append(text)
-    return [found for text in texts if (found := read_answer("\n".join(text))) is not None]
+                texts[-1][1].append(text)
+    known = []
+    for asked, text in texts:
+        if (found := read_answer("\n".join(text))) is not None:
+            if asked:
+                found = [replace(each, asked=int(asked["time"]), quiet=int(asked["quiet"] or 0)) for each in found]
+            known.append(found)
+    return known
 
 
 def read_answer(text: str) -> list[Communicator] | None:
@@ -175,16 +196,47 @@ def hung(now: Iterable[Communicator], before: Iterable[Communicator] = ()) -> It
             yield f"hung: {_named(ranks)} of {of}: {state}"
 
 
-def hung_in_log(taken: Sequence[Iterable[Communicator]]) -> list[str]:
-    """Return the sentences for the last hang in the answers of a log; empty if the last answer is that of a sound job.
+def hung_in_log(taken: Sequence[Sequence[Communicator]]) -> list[str]:
+    """Return the sentences for the last hang in successive answers, with the last signs of life; empty if the last
+    answer is that of a sound job.
 
     The first answer that names the hang counts: later ones also name ranks that ended because of it."""
     sentences: list[str] = []
-    for now, before in reversed([*zip(taken, ((), *taken), strict=False)]):
+    for number, (now, before) in reversed([*enumerate(zip(taken, ((), *taken), strict=False))]):
         if not (found := [*hung(now, before)]):
             break
-        sentences = found
+        sentences = ["; ".join([text, *_last_seen(now, taken[:number]), *_stillness(taken)]) for text in found]
     return sentences
+
+
+def _last_seen(now: Sequence[Communicator], before: Sequence[Sequence[Communicator]]) -> Iterator[str]:
+    """Yield when missing ranks last answered, and how many collectives they had started then."""
+    for lost in [(each.name, rank.rank) for each in now for rank in each.missing][:SHOWN]:
+        for earlier in reversed([each for answer in before for each in answer if now[0].asked and each.asked]):
+            counts = [n for (name, rank, _), n in earlier.counts.items() if (name, rank) == lost]
+            if counts:
+                ago = (now[0].asked or 0) - (earlier.asked or 0)
+                yield f"rank {lost[1]} answered {ago} s earlier, after {sum(counts)} collectives"
+                break
+
+
+def _stillness(taken: Sequence[Sequence[Communicator]]) -> Iterator[str]:
+    """Yield how long no collective has started, and how long nothing was printed, according to the last answers."""
+    last, states = taken[-1][0], [{key: n for each in answer for key, n in each.counts.items()} for answer in taken]
+    still = None
+    for answer, state in reversed([*zip(taken[:-1], states, strict=False)]):
+        common = state.keys() & states[-1].keys()
+        if any(state[key] != states[-1][key] for key in common):
+            if not still:
+                yield "collectives still start"
+            break
+        still = answer[0] if common else still
+    if still:
+        known = last.asked is not None and still.asked is not None
+        how_long = f"for at least {(last.asked or 0) - (still.asked or 0)} s" if known else "between two answers"
+        yield f"no collective started {how_long}"
+    if last.quiet:
+        yield f"no output for {last.quiet} s"
 
 
 def _progress(communicator: Communicator) -> tuple[Mapping[str, int], list[Mapping[str, int]]]:

@@ -6,6 +6,9 @@ from imagebuild.cli import options
 from imagebuild.core.console import out, print_table, styled
 from imagebuild.core.errors import CommandError, ConfigError
 
+ENOUGH_S = 25
+"""Time in seconds after which `hang` names missing ranks without asking again for their last sign of life."""
+
 
 @options.command()
 def loaded(words: tuple[str, ...], pids: tuple[int, ...], runner: str, json_file: str | None) -> None:
@@ -40,18 +43,24 @@ def loaded(words: tuple[str, ...], pids: tuple[int, ...], runner: str, json_file
 
 @options.command()
 def hang(runner: str, wait: float, json_file: str | None) -> None:
-    from imagebuild.bench.hang import PREFIX, Communicator, answers, hung
+    from imagebuild.bench.hang import PREFIX, Communicator, answers, hung_in_log
     from imagebuild.jobs.manifest import TEMPLATES
     from imagebuild.verify.runner import run_behind
 
     script = (TEMPLATES / "ras.sh").read_text(encoding="utf-8") + "ask_ras\n"
     taken: list[list[Communicator]] = []
-    while len(taken) < 2 and not any(each.missing for found in taken for each in found):
+    began = time.monotonic()
+    while len(taken) < 2:
         if taken:
+            is_lost = any(each.missing for each in taken[0])
+            if is_lost and 2 * (time.monotonic() - began) + wait > ENOUGH_S:
+                break
             time.sleep(wait)
         lines: list[str] = []
         run_behind(runner, ["bash", "-c", script], lines.append)
         found = answers(lines)
+        if taken and is_lost and not found:
+            break
         if not any(PREFIX in line for line in lines):
             said = lines[-1].strip() if lines else "it printed nothing"
             raise CommandError(f"--runner {runner}: NCCL could not be asked there; correct the prefix: {said}")
@@ -64,7 +73,7 @@ def hang(runner: str, wait: float, json_file: str | None) -> None:
                 f"{problem}; it needs NCCL 2.24 or later, a running job, and NCCL_RAS_ENABLE other than 0"
             )
         taken.append(found[-1])
-    sentences = list(hung(taken[-1], taken[0] if len(taken) > 1 else ()))
+    sentences = hung_in_log(taken)
     if not sentences and (silent := [each for each in taken[-1] if each.silent]):
         problem = f"NCCL states nothing about {silent[0].silent} of {silent[0].size} ranks of a communicator"
         raise CommandError(f"{problem}; try again when all ranks have started")

@@ -133,7 +133,7 @@ class _Trace:
     program: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     deleted: frozenset[str] = frozenset()
-    """Loaded paths whose files have been replaced on disk."""
+    """Loaded paths whose files have been deleted or replaced on disk."""
 
 
 def read_trace(lines: Sequence[str], env: Mapping[str, str]) -> _Trace:
@@ -176,6 +176,11 @@ def read_trace(lines: Sequence[str], env: Mapping[str, str]) -> _Trace:
     return trace
 
 
+def role_of(path: str) -> str | None:
+    """Return the role of a library by its file name. None if the name has no role."""
+    return next((name for name, pattern in FILES.items() if pattern.match(Path(path).name)), None)
+
+
 class _Facts:
     """The facts that `loaded.sh` printed."""
 
@@ -203,7 +208,7 @@ class _Facts:
         # PyTorch's files have no build id, and so no second field: runners remove white space at the end of a line.
         self.build_ids = {self.inside(path): "".join(code) for path, *code in self.rows["build"]}
         self.sums = {self.inside(path): sum_ for row in self.rows["sum"] for sum_, _, path in [row[0].partition("  ")]}
-        self.mounts = {point: source for (row,) in self.rows["mount"] for _, source, point in [row.split(" ")]}
+        self.mounts = {point: source for source, point in self.rows["mount"]}
         self.environments = {int(pid): self._environment(int(pid)) for pid, *_ in self.rows["environ"]}
         self.offered = [path for (path,) in self.rows["offered"]]
         self.owners: dict[str, str] = {}
@@ -235,8 +240,7 @@ class _Facts:
         """Return the library at a path; None if the file has no role."""
         real = self.real.get(path, path)
         texts = self.texts[real]
-        role = next((name for name, pattern in FILES.items() if pattern.match(Path(path).name)), None)
-        role = role or next((n for n, pattern in FILES.items() if pattern.match(Path(real).name)), None)
+        role = role_of(path) or role_of(real)
         role = role or next((name for name, text in TEXT_OF.items() if any(map(text.search, texts))), None)
         if role is None or real not in self.stat:
             return None
@@ -253,7 +257,7 @@ class _Facts:
             version = wheels[0][0].rpartition(" ")[2]
         compiler = next((text for text in texts if text.startswith(("GCC", "clang"))), None)
         return Library(
-            role=role, path=real, version=version, cuda=cuda, compiler=compiler, build_id=self.build_ids[real] or None,
+            role=role, path=real, version=version, cuda=cuda, compiler=compiler, build_id=self.build_ids.get(real) or None,
             size=self.stat[real][0], origin=self._origin(real), found=found,
             interfaces=tuple(text for text in texts if re.fullmatch(r"nccl\w+_v\d+", text)),
         )  # fmt: skip
@@ -304,8 +308,8 @@ def _read_script(lines: Sequence[str], pids: Sequence[int]) -> Loaded:
     try:
         facts = _Facts(lines)
     except (ValueError, LookupError):
-        problem = "the facts about the process cannot be read, as the name of a file has a tab or line break"
-        raise CommandError(f"{problem}; rename it") from None
+        problem = "the facts about the process were cut, or mixed with other output"
+        raise CommandError(f"{problem}; try again, with one process or one rank") from None
     if lost := [row[0] for row in facts.rows["unreadable"] if int(row[0]) in pids]:
         remedy = "it has ended, or belongs to another user; correct the number, or run this as that user or root"
         raise CommandError(f"--pid {' --pid '.join(lost)}: cannot be read; {remedy}")
@@ -314,9 +318,11 @@ def _read_script(lines: Sequence[str], pids: Sequence[int]) -> Loaded:
         trace = _trace_of(facts, pid)
         found = dict[str, Library]()
         for path, how in trace.paths.items():
-            if library := facts.library(path, how):
-                if path in trace.deleted:
-                    library = Library(role=library.role, path=path, origin="replaced on disk", found=how)
+            library = facts.library(path, how)
+            if path in trace.deleted and (role := library.role if library else role_of(path)):
+                origin = "replaced on disk" if library else "deleted from disk"
+                library = Library(role=role, path=path, origin=origin, found=how)
+            if library:
                 found.setdefault(library.path, library)
         if found:
             libraries = tuple(sorted(found.values(), key=lambda each: [*ROLES].index(each.role)))
@@ -335,8 +341,8 @@ def _trace_of(facts: _Facts, pid: int) -> _Trace:
         return ["\t".join(row[1:]) for row in facts.rows[kind] if int(row[0]) == pid]
 
     trace = read_trace(rows("debug"), facts.environments[pid])
-    trace.deleted = frozenset(path.removesuffix(" (deleted)") for path in rows("map") if path.endswith(" (deleted)"))
-    for path in (path.removesuffix(" (deleted)") for path in rows("map")):
+    trace.deleted = frozenset(rows("deleted"))
+    for path in rows("map"):
         trace.paths[path] = _likely(path, trace.env, facts)
     trace.program = " ".join(rows("command")).strip() or trace.program
     return trace

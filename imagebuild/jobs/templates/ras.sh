@@ -2,8 +2,9 @@
 # Print the status of all ranks, which NCCL 2.24 and later states at a socket of each host. NCCL before 2.28 refuses JSON
 # and answers with a text. The prefix tells the lines from the output of a benchmark. While a rank is stopped, NCCL loses
 # some requests, so ask again.
-ask_ras() {
+ask_ras() { # [SECONDS]: the time since the last line of output
   local address=${NCCL_RAS_ADDR:-localhost:28028} answer='' line seconds
+  date -u "+(imagebuild-ras) asked at %F %T UTC (%s)${1:+, $1 s after the last line}"
   for seconds in 8 4; do
     if [ -n "$answer" ]; then break; fi
     # shellcheck disable=SC2016

@@ -1,16 +1,34 @@
 # shellcheck shell=sh
 # shellcheck disable=SC2154  # names, texts, renamed, known, named and folders are set before this script
 # Print which files processes have loaded, and facts about these files. The arguments are `pid` and process ids, or
-# `run` and a command. Each fact is a line that starts with `imagebuild-loaded:`; its fields are separated by tabs.
+# `run` and a command. Each fact is a line that starts with `imagebuild-loaded:`; its fields are separated by tabs. So a
+# path is kept as one word of one line: a tab in it as `\011`, and a line break as `\012`, as the kernel writes it in maps.
 scratch=$(mktemp -d) || exit 1
 chmod 1777 "$scratch"
 trap 'rm -rf "$scratch"' EXIT
-tab=$(printf '\t')
+tab=$(printf '\t') break='
+'
 # A launcher such as mpirun may start this script on several hosts, and mixes their output.
 instance=$(uname -n):$$
 say() { sed "s/^/imagebuild-loaded:$instance$tab$1$tab/"; }
 # Put a backslash before the characters that `s|…|…|` of sed would act on.
-escaped() { sed 's/[|&\\]/\\&/g'; }
+escaped() { sed 's/[][|&\\.*^$]/\\&/g'; }
+# Print paths as lines.
+lines() { # PATH...
+  for path; do
+    case $path in
+      *["$break$tab"]*) printf '%s\n' "$path" | sed -e ':a' -e '$!{ N; ba' -e '}' -e "s/\n/\\\\012/g; s/$tab/\\\\011/g" ;;
+      *) printf '%s\n' "$path" ;;
+    esac
+  done
+}
+# Print the path that a line stands for. A name can also contain a backslash and these digits.
+raw() { # LINE
+  case $1 in
+    *\\01[12]*) if [ -e "$1" ]; then printf %s "$1"; else printf %s "$1" | sed 's/\\012/\n/g; s/\\011/\t/g'; fi ;;
+    *) printf %s "$1" ;;
+  esac
+}
 # Print the path of a file without links. readlink would follow the links of a container to files of this machine.
 resolve() { # PATH
   at='' rest=$1 hops=0
@@ -25,10 +43,10 @@ resolve() { # PATH
     rest=$target${rest:+/$rest} at=${at%/*}
     case $target in /*) at='' ;; esac
   done
-  echo "$at"
+  printf '%s\n' "$at"
 }
 # The variables of the loader are for the command, not for the programs in this script.
-here=$(pwd | escaped) # for names of libraries that are relative to the current folder
+here=$(lines "$(pwd)" | escaped) # for names of libraries that are relative to the current folder
 preload=$LD_PRELOAD library_path=$LD_LIBRARY_PATH
 unset LD_PRELOAD LD_LIBRARY_PATH
 root=
@@ -44,7 +62,7 @@ if [ "$mode" = run ]; then
   env ${preload:+LD_PRELOAD="$preload"} ${library_path:+LD_LIBRARY_PATH="$library_path"} \
     LD_DEBUG=libs,files LD_DEBUG_OUTPUT="$scratch/debug" "$@" &
   child=$!
-  trap 'kill $child' TERM HUP INT
+  trap 'kill $child 2> /dev/null' TERM HUP INT
   while kill -0 $child; do
     for file in "$scratch"/debug.*; do
       pid=${file##*.}
@@ -64,13 +82,15 @@ if [ "$mode" = run ]; then
   set --
   for file in "$scratch"/debug.*; do
     [ -e "$file" ] || continue
+    # A name that contains line breaks takes several lines, of which only the first begins with the process.
+    sed -i -e ':a' -e '$!N' -e "/\n *[0-9]*:$tab/!{ s/\n/\\\\012/; ta" -e '}' -e 'P; D' "$file"
     pid=${file##*.}
     if grep -qE "$names" "$file" || { [ "$renamed" ] && grep -q 'dynamically loaded by' "$file"; }; then
       set -- "$@" "$pid"
       [ -e "$scratch/environ.$pid" ] || cp "/proc/$$/environ" "$scratch/environ.$pid"
       grep -E '	(file=.*(needed by|loaded by|generating link map)|find library=| search path=| search cache=|  trying file=|transferring control: |[^ ]*: error: )' "$file" \
         | grep -vE 'trying file=.*/(glibc-hwcaps|tls|x86_64|haswell|atomics)/' \
-        | sed "s/^ *[0-9]*:	//; s|file=\([^/ ][^/ ]*/\)|file=$here/\1|" > "$scratch/lines.$pid"
+        | sed "s/^ *[0-9]*:	//; /file=/s/	/\\\\011/g; s|file=\([^/ ][^/ ]*/\)|file=$here/\1|" > "$scratch/lines.$pid"
       say "debug$tab$pid" < "$scratch/lines.$pid"
       sed -n 's/.*  *trying file=//p; s/^file=\(\/.*\) \[[0-9]*\];  generating link map/\1/p' "$scratch/lines.$pid" >> "$scratch/paths"
     fi
@@ -82,76 +102,107 @@ else
   while [ "$todo" ]; do
     next=
     for pid in $todo; do
-      [ -r "/proc/$pid/maps" ] || { echo "$pid" | say unreadable; continue; }
-      set -- "$@" "$pid"
-      root=/proc/$pid/root
       next="$next $(cat /proc/"$pid"/task/*/children 2> /dev/null)"
-      cp "/proc/$pid/environ" "$scratch/environ.$pid"
-      cp "/proc/$pid/cmdline" "$scratch/cmdline.$pid"
-      sed -n 's/^[^/]* \(\/.*\.so.*\)$/\1/p' "/proc/$pid/maps" | sort -u > "$scratch/maps"
+      # The process may end at any time, and its first thread before the others. Its files can have any mode, and still
+      # only some users can read them.
+      for task in "/proc/$pid" "/proc/$pid"/task/*; do
+        cat "$task/maps" > "$scratch/new" && [ -s "$scratch/new" ] && cat "$task/environ" > "$scratch/environ.$pid" && break
+      done 2> /dev/null
+      if [ ! -s "$scratch/new" ] || ! [ -e "$task/root/." ]; then
+        rm -f "$scratch/environ.$pid"
+        echo "$pid" | say unreadable
+        continue
+      fi
+      set -- "$@" "$pid"
+      root=$task/root
+      cat "$task/cmdline" > "$scratch/cmdline.$pid" 2> /dev/null
+      sed -n "s/^[^/]* \(\/.*\.so.*\)$/\1/; s/$tab/\\\\011/g; /^\//p" "$scratch/new" | sort -u > "$scratch/lines"
+      # The kernel adds this word to the names of files that were deleted, but a name can also end with it.
+      grep -v ' (deleted)$' "$scratch/lines" > "$scratch/maps"
+      grep ' (deleted)$' "$scratch/lines" | while IFS= read -r line; do
+        if [ -e "$(raw "$root$line")" ]; then printf '%s\n' "$line" >> "$scratch/maps"; else printf '%s\n' "${line% (deleted)}"; fi
+      done | tee -a "$scratch/maps" | say "deleted$tab$pid"
       say "map$tab$pid" < "$scratch/maps"
       cat "$scratch/maps" >> "$scratch/paths"
     done
     todo=$(echo "$next" | tr -s '[:space:]' ' ' | sed 's/^ //; s/ $//')
   done
+  # The processes of a container see the same files, so one that still runs is enough.
+  for pid; do if [ -e "/proc/$pid/root/." ]; then root=/proc/$pid/root; fi; done
+  if [ ! -e "$root/." ]; then
+    for pid; do echo "$pid" | say unreadable; done
+    set --
+  fi
   [ "$(readlink /proc/self/ns/mnt)" != "$(readlink "${root%/root}/ns/mnt")" ] || root=
 fi
 for pid in "$@"; do
-  tr '\n\0' ' \n' < "$scratch/environ.$pid" | say "environ$tab$pid"
+  # `tr` swaps the separators, and the second `sed` turns what were line breaks into words.
+  tr '\n\t\0' '\001\002\n' < "$scratch/environ.$pid" \
+    | sed "s/$(printf '\001')/\\\\012/g; s/$(printf '\002')/\\\\011/g" > "$scratch/variables"
+  say "environ$tab$pid" < "$scratch/variables"
   [ ! -e "$scratch/cmdline.$pid" ] || { tr '\n\0' '  ' < "$scratch/cmdline.$pid"; echo; } | say "command$tab$pid"
-  tr '\n\0' ' \n' < "$scratch/environ.$pid" | sed -nE "s/^($named)=//p" | tr ':,' '\n\n' >> "$scratch/places"
+  sed -nE "s/^($named)=//p" "$scratch/variables" | tr ':,' '\n\n' >> "$scratch/places"
 done
 touch "$scratch/paths" "$scratch/places"
 # Other files that the variables, the cache of the loader and the folders of wheels offer.
 {
   ldconfig -p 2> /dev/null | sed -n 's/.* => //p'
-  while read -r place; do
-    case $place in /*) ;; *) continue ;; esac
-    if [ -d "$root$place" ]; then
-      for folder in "$place" "$place/lib" "$place/lib64"; do ls -d "$root$folder"/lib*.so* 2> /dev/null; done
+  while IFS= read -r line; do
+    case $line in /*) place=$(raw "$root$line") ;; *) continue ;; esac
+    if [ -d "$place" ]; then
+      lines "$place"/lib*.so* "$place"/lib/lib*.so* "$place"/lib64/lib*.so*
     else
-      echo "$root$place"
+      lines "$place"
     fi
   done < "$scratch/places"
-  sed -n 's/\(.*\/\(site\|dist\)-packages\)\/.*/\1/p' "$scratch/paths" | sort -u | while read -r site; do
-    ls -d "$root$site"/nvidia/*/lib/lib*.so* 2> /dev/null
+  sed -n 's/\(.*\/\(site\|dist\)-packages\)\/.*/\1/p' "$scratch/paths" | sort -u | while IFS= read -r line; do
+    lines "$(raw "$root$line")"/nvidia/*/lib/lib*.so*
   done
-  for folder in $folders; do ls -d "$root$folder"/libnccl-*.so* 2> /dev/null; done
+  for folder in $folders; do lines "$root$folder"/libnccl-*.so*; done
 } | grep -E "$names" | sed "s|^$root/|/|" | sort -u > "$scratch/offered"
 say offered < "$scratch/offered"
 sort -u "$scratch/paths" | grep -E "$names" > "$scratch/wanted"
 if [ "$renamed" ]; then
-  sort -u "$scratch/paths" | grep -v -E "$names|$known" | while read -r path; do
-    [ -f "$root$path" ] && [ ! -L "$root$path" ] && grep -qaE "$renamed" "$root$path" && echo "$path"
+  sort -u "$scratch/paths" | grep -v -E "$names|$known" | while IFS= read -r line; do
+    path=$(raw "$root$line")
+    [ -f "$path" ] && [ ! -L "$path" ] && [ -r "$path" ] && grep -qaE "$renamed" -- "$path" && printf '%s\n' "$line"
   done >> "$scratch/wanted"
 fi
-set --
-sort -u "$scratch/wanted" "$scratch/offered" | while read -r path; do
-  real=$(resolve "$path")
-  [ ! -f "$root$real" ] || printf '%s\t%s\n' "$root$path" "$root$real"
+sort -u "$scratch/wanted" "$scratch/offered" | while IFS= read -r line; do
+  path=$(raw "$root$line")
+  real=$root$(resolve "${path#"$root"}")
+  [ ! -f "$real" ] || printf '%s\t%s\n' "$root$line" "$(lines "$real")"
 done > "$scratch/real"
 cut -f2 "$scratch/real" | sort -u > "$scratch/files"
-while read -r path; do set -- "$@" "$path"; done < "$scratch/files"
+each_file() { # FUNCTION: call it with the line and the path of each file
+  while IFS= read -r line; do "$1" "$line" "$(raw "$line")"; done < "$scratch/files"
+}
 mountinfo=/proc/self/mountinfo
 [ ! "$root" ] || mountinfo=${root%/root}/mountinfo
-cut -d' ' -f3,4,5 "$mountinfo" | say mount
+sed -n "s/^[^ ]* [^ ]* [^ ]* \([^ ]*\) \([^ ]*\) .*/\1$tab\2/; s/\\\\040/ /g; s/\\\\134/\\\\/g; p" "$mountinfo" 2> /dev/null | say mount
 echo "$root" | say root
 # The component of each folder with libraries, in images of imagebuild
 sed 'N; s/^# *\(.*\)\n\(.*\)/\2\t\1/' "$root/etc/ld.so.conf.d/imagebuild.conf" 2> /dev/null | say component
 uname -m | say machine
 cat /sys/module/mlx5_core/version 2> /dev/null | say ofed
 sed -n 's/^NVRM version:.*  \([0-9][0-9.]*\) .*/\1/p' /proc/driver/nvidia/version 2> /dev/null | say driver
-if [ $# -gt 0 ]; then
+if [ -s "$scratch/files" ]; then
   say real < "$scratch/real"
-  stat -L -c "%n$tab%s$tab%d:%i" -- "$@" | say stat
+  size_of() { if size=$(stat -L -c "%s$tab%d:%i" -- "$2" 2> /dev/null); then printf '%s\t%s\n' "$1" "$size"; fi; }
+  each_file size_of | say stat
   # The code for GPUs, which lies between the texts of a large library, is left out: it would take seconds.
-  for path in "$@"; do
-    { head -c 32M -- "$path"; tail -c 64K -- "$path"; } | LC_ALL=C grep -zaoE "$texts" | tr '\0' '\n' | sort -u | sed "s|^|$(echo "$path" | escaped):|"
-  done | say text
-  for path in "$@"; do
-    note=$(head -c 4096 -- "$path" | od -An -v -tx1 | tr -d ' \n' | sed -n 's/.*040000001400000003000000474e5500\(.\{40\}\).*/\1/p')
-    printf '%s\t%s\n' "$path" "$note"
-  done | say build
+  texts_of() {
+    { head -c 32M -- "$2"; tail -c 64K -- "$2"; } 2> /dev/null | LC_ALL=C grep -zaoE "$texts" | tr '\0' '\n' | sort -u | sed "s|^|$(printf '%s\n' "$1" | escaped):|"
+  }
+  each_file texts_of | say text
+  build_id_of() {
+    note=$(head -c 4096 -- "$2" 2> /dev/null | od -An -v -tx1 | tr -d ' \n' | sed -n 's/.*040000001400000003000000474e5500\(.\{40\}\).*/\1/p')
+    printf '%s\t%s\n' "$1" "$note"
+  }
+  each_file build_id_of | say build
+  sum_of() { # LINE PATH PROGRAM
+    if [ -r "$2" ] && sum=$("$3" < "$2"); then printf '%s  %s\n' "${sum%% *}" "$1"; fi
+  }
   # Packages list libraries below /lib as well as below /usr/lib.
   sed "s|^$root/|/|; p; s|^/usr/lib|/lib|" "$scratch/files" | sort -u > "$scratch/names"
   grep -xF -f "$scratch/names" -- "$root"/var/lib/dpkg/info/*.list 2> /dev/null > "$scratch/owners"
@@ -161,25 +212,31 @@ if [ $# -gt 0 ]; then
     sed 's|^/||' "$scratch/names" | grep -Ff - -- "$root/var/lib/dpkg/info/$package.md5sums" | say md5
   done | sed "/^imagebuild-loaded:/!s/^/imagebuild-loaded:$instance${tab}package$tab/"
   if [ -s "$scratch/owners" ]; then
-    sed "s|.*\.list:|$root|" "$scratch/owners" | sort -u | while read -r path; do md5sum -- "$path"; done | say sum
+    sed "s|.*\.list:|$root|" "$scratch/owners" | sort -u | while read -r path; do sum_of "$path" "$path" md5sum; done | say sum
   fi
   if command -v rpm > /dev/null 2>&1; then
-    for path in "$@"; do rpm -qf --qf "$path\t%{NAME}\t%{VERSION}-%{RELEASE}\n" -- "$path" 2> /dev/null | grep -v 'not owned' | say rpm; done
+    owner_of() {
+      rpm -qf --qf '%{NAME}\t%{VERSION}-%{RELEASE}\n' -- "$2" 2> /dev/null | grep -v 'not owned' | sed "s|^|$(printf '%s\n' "$1" | escaped)$tab|"
+    }
+    each_file owner_of | say rpm
   fi
   # Wheels list files below their folder, and those in the folder `lib` of a virtual environment.
   {
     sed -n 's/\(.*\/\(site\|dist\)-packages\)\/.*/\1/p' "$scratch/files"
-    sed -n 's|\(.*/lib\)/[^/]*$|\1|p' "$scratch/files" | sort -u | while read -r folder; do
-      ls -d "$folder"/python*/site-packages 2> /dev/null
+    sed -n 's|\(.*/lib\)/[^/]*$|\1|p' "$scratch/files" | sort -u | while IFS= read -r line; do
+      lines "$(raw "$line")"/python*/site-packages
     done
-  } | sort -u | while read -r site; do
+  } | sort -u | while IFS= read -r line; do
+    site=$(printf '%s\n' "$line" | escaped) lib=$(printf '%s\n' "${line%/*/*}" | escaped)
     # shellcheck disable=SC2062
-    sed -n "s|^$site/||p; s|^${site%/*/*}/|../../../lib/|p" "$scratch/files" | grep -H -F -f - -- "$site"/*.dist-info/RECORD 2> /dev/null | say record
+    sed -n "s|^$site/||p; s|^$lib/|../../../lib/|p" "$scratch/files" \
+      | (cd "$(raw "$line")" && grep -H -F -f - -- *.dist-info/RECORD) 2> /dev/null | sed "s|^|$site/|" | say record
   done
   # SHA-256 of a large library takes seconds; its size and version are compared instead.
-  for path in "$@"; do
-    case $path in *-packages/*) find "$path" -size -32M -exec sha256sum {} \; | say sum ;; esac
-  done
+  small_sum_of() {
+    case $1 in *-packages/*) [ ! "$(find "$2" -size -32M 2> /dev/null)" ] || sum_of "$@" sha256sum ;; esac
+  }
+  each_file small_sum_of | say sum
 fi
 echo . | say end
 if [ "$mode" = run ]; then

@@ -129,5 +129,17 @@ def test_a_report_names_the_first_rank_that_is_lost_and_no_hang_that_is_over() -
     assert sound
     assert lost
     assert ended
-    assert hung_in_log([sound, sound, lost, lost, ended]) == [*hung(lost)]
+    still = "; no collective started between two answers"
+    assert hung_in_log([sound, sound, lost, lost, ended]) == [f"{text}{still}" for text in hung(lost)]
     assert hung_in_log([lost, sound]) == []
+
+
+def test_a_report_tells_the_last_sign_of_life() -> None:
+    """The watcher of a job says when it asked, and for how long nothing was printed."""
+    log = []
+    for time, quiet, missing in ((1000, 120, []), (1400, 480, [2]), (1403, 483, [2])):
+        log.append(f"asked at 2026-11-28 09:00:00 UTC ({time}), {quiet} s after the last line")
+        log += answer([{"AllReduce": 7 if time > 1000 else 5}] * 4, missing).splitlines()
+    [found] = hung_in_log(answers(PREFIX + line for line in log))
+    life = "rank 2 answered 400 s earlier, after 5 collectives; no collective started for at least 3 s; no output for 483 s"
+    assert found.endswith(f"the process has ended, is stopped or hangs; {life}")

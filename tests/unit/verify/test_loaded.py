@@ -139,6 +139,63 @@ def test_a_library_may_be_named_from_the_current_folder(
     assert found == ({"2.27.3"} if path else {"2.28.9", "2.27.3"})
 
 
+@pytest.mark.parametrize("name", CASES["names"])
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_folder_can_have_any_name(tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, *, runs: bool) -> None:
+    """Tabs and line breaks are written as the kernel writes line breaks in maps."""
+    site = tmp_path / name / "lib/python3.11/site-packages"
+    install("nccl13", site)
+    file = site / TABLE["libraries"]["nccl13"]["file"]
+    words = [sys.executable, "-c", VICTIM, "0" if runs else "60", str(file)]
+    if runs:
+        result = look("exec:env", words, ())
+    else:
+        with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+            assert process.stdout
+            process.stdout.readline()
+            result = look("exec:env", (), (process.pid,))
+            process.kill()
+    [library] = [lib for found in result.processes for lib in found.libraries]
+    assert library.path == str(file).replace("\n", "\\012").replace("\t", "\\011")
+    assert library.origin.startswith("wheel nvidia-nccl-cu13 ")
+    assert [fault for found in result.processes for fault in found.faults if not fault.note] == []
+    assert capfd.readouterr().err in ("", "loaded\n")
+
+
+@pytest.mark.parametrize("case", CASES["changes"], ids=lambda case: case["name"])
+def test_what_happens_to_a_running_process(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], case: dict[str, str]
+) -> None:
+    """Files are deleted, threads and processes end, and others may not read them."""
+    file = tmp_path / "a" / case.get("file", "libnccl.so.2")
+    put(file, library("NCCL version 2.28.9+cuda13.0"))
+    code = VICTIM.replace("print(", f"{case.get('before', '')}print(")
+    words = [sys.executable, "-c", code, case.get("seconds", "60"), str(file)]
+    runner = f"exec:{case.get('runner', 'env')}"
+    if "setpriv" in runner and os.geteuid():
+        pytest.skip("needs root to become another user")
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        if "command" in case:
+            subprocess.run(["sh", "-c", case["command"]], cwd=tmp_path, check=True)
+        if case.get("seconds") == "0":
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        try:
+            if says := case.get("error"):
+                with pytest.raises(CommandError, match=says):
+                    look(runner, (), (process.pid,))
+            else:
+                result = look(runner, (), (process.pid,))
+                [lib] = [lib for found in result.processes for lib in found.libraries]
+                assert (lib.version, lib.origin) == (case.get("version"), case["origin"])
+                kinds = {fault.kind for found in result.processes for fault in found.faults if not fault.note}
+                assert kinds == {*case.get("faults", ())}
+        finally:
+            process.kill()
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a mount namespace")
 def test_files_of_a_container_are_not_those_of_this_machine(tmp_path: Path) -> None:
     """Links in a container lead to its own files, also from a launcher outside."""
