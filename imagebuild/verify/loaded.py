@@ -257,8 +257,8 @@ class _Facts:
             version = wheels[0][0].rpartition(" ")[2]
         compiler = next((text for text in texts if text.startswith(("GCC", "clang"))), None)
         return Library(
-            role=role, path=real, version=version, cuda=cuda, compiler=compiler, build_id=self.build_ids.get(real) or None,
-            size=self.stat[real][0], origin=self._origin(real), found=found,
+            role=role, path=real, version=version, cuda=cuda, compiler=compiler,
+            build_id=self.build_ids.get(real) or None, size=self.stat[real][0], origin=self._origin(real), found=found,
             interfaces=tuple(text for text in texts if re.fullmatch(r"nccl\w+_v\d+", text)),
         )  # fmt: skip
 
