@@ -70,11 +70,11 @@ class Communicator:
     """How long the job had printed nothing then, in seconds."""
 
     @property
-    def counts(self) -> Mapping[tuple[object, ...], int]:
+    def counts(self) -> dict[tuple[str, int | str, str], int]:
         """The numbers of collectives: of each rank, or of most ranks if the answer is a text."""
         most = {} if self.size else self.most
-        ranks = {(self.name, rank.rank, kind): n for rank in self.ranks for kind, n in rank.counts.items()}
-        return ranks | {(self.name, "most", kind): n for kind, n in most.items()}
+        found = {(self.name, rank.rank, kind): n for rank in self.ranks for kind, n in rank.counts.items()}
+        return found | {(self.name, "most", kind): n for kind, n in most.items()}
 
 
 def answers(lines: Iterable[str]) -> list[list[Communicator]]:
@@ -92,8 +92,8 @@ def answers(lines: Iterable[str]) -> list[list[Communicator]]:
             if texts:
                 texts[-1][1].append(text)
     known = []
-    for asked, text in texts:
-        if (found := read_answer("\n".join(text))) is not None:
+    for asked, answer in texts:
+        if (found := read_answer("\n".join(answer))) is not None:
             if asked:
                 found = [replace(each, asked=int(asked["time"]), quiet=int(asked["quiet"] or 0)) for each in found]
             known.append(found)

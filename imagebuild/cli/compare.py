@@ -23,6 +23,7 @@ def compare(
     sides: str, command: tuple[str, ...], libraries: str, blocks: int, limit: int, seed: int, runner: str | None,
     script: bool, allowed_loss: float | None, output: str | None,
 ) -> None:  # fmt: skip
+    from imagebuild.bench.alternation import MARK
     from imagebuild.bench.judge import Expected
     from imagebuild.core.run import execute
     from imagebuild.jobs.compare import parse_sides
@@ -47,6 +48,9 @@ def compare(
     if output == options.STDOUT or (log.exists() and (not log.is_file() or log.stat().st_size)):
         raise ConfigError(f"-o {log}: is not a new file, and a measurement replaces nothing; name a new file")
     done = execute(command_line(prefix, ["bash", "-c", text]), log=log)
+    if done.status and f"{MARK} end 0" not in log.read_text(encoding="utf-8", errors="replace"):
+        log.unlink()  # the same command can be used again when its fault is corrected
+        raise CommandError(f"no run of the comparison succeeded: {done.output.strip()[-1000:]}")
     err.print(f"{log}: the log of the comparison")
     if done.status:
         last = "".join(done.output.strip().splitlines()[-1:])

@@ -46,7 +46,7 @@ class FloatRange(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number. Raises BadParameter for other texts, and for infinity and `nan`."""
         number: float = super().convert(value, param, ctx)
-        if not isfinite(number):
+        if not isfinite(number) or "_" in str(value):
             self.fail(f"{value!r} is not a finite number; write a number such as 2.5", param, ctx)
         return number
 

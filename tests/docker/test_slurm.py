@@ -266,7 +266,9 @@ def test_each_side_starts_in_its_image(cluster: Slurm, programs: Path, tmp_path:
     first, second = log.read_text().split("# imagebuild-compare begin ")[1:]
     assert [first.count(f"in {name}\n") for name in "ab"] == [8, 0]
     assert "in a\n" not in second
-    assert "in b\n" in second, "not 8 times: when the first rank fails, Slurm ends the others, perhaps before they print"
+    assert "in b\n" in second, (
+        "not 8 times: when the first rank fails, Slurm ends the others, perhaps before they print"
+    )
     assert "end 0" in first
     assert f"run 1, image={programs}/b.sif, all_reduce: ended with status 7" in ended.output
 

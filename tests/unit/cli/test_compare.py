@@ -223,6 +223,8 @@ def test_values_and_wheels(command: Call, place: Path) -> None:
 
 def test_wrong_options(command: Call, place: Path, program: Path, tmp_path: Path) -> None:
     libraries = ("--libraries", place / "libs", "-o", tmp_path / "b.log", "--", program)
+    failing = ("compare", "env:A=1,2", "-o", tmp_path / "new", "--", "no-such-program")
+    assert [command(*failing)[0] for _ in range(2)] == [4, 4], "the log of nothing does not prevent a second try"
     for words, says in (
         (("compare", "env:A=1,2", "--", program), "-o: is missing; name the file for the log"),
         (("compare", "env:A=1,2", "-o", tmp_path / "x", "--runner", "docker", "--", program), "must be exec:PREFIX"),
@@ -233,6 +235,7 @@ def test_wrong_options(command: Call, place: Path, program: Path, tmp_path: Path
         (("compare", "env:A=1,2", "-o", tmp_path, "--", program), "is a folder; name a file in it"),
         (("compare", "env:A=1,2", "--allow-loss", "nan", "-o", tmp_path / "x", "--", program), "not a finite number"),
         (("report", tmp_path / "Ring0", "--min-bw", "inf"), "'inf' is not a finite number; write a number such as 2.5"),
+        (("report", tmp_path / "Ring0", "--min-bw", "1_0"), "'1_0' is not a finite number"),
         (("bisect", "nccl=2.28.9,2.30.7", "--loss", "NaN", *libraries), "'NaN' is not a finite number"),
         (("bisect", "nccl=2.28.9,2.30.7", "--loss", "-1", *libraries), "--loss"),
         (("hang", "--wait", "nan"), "'nan' is not a finite number"),

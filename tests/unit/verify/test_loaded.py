@@ -141,7 +141,9 @@ def test_a_library_may_be_named_from_the_current_folder(
 
 @pytest.mark.parametrize("name", CASES["names"])
 @pytest.mark.parametrize("runs", [False, True])
-def test_a_folder_can_have_any_name(tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, *, runs: bool) -> None:
+def test_a_folder_can_have_any_name(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, *, runs: bool
+) -> None:
     """Tabs and line breaks are written as the kernel writes line breaks in maps."""
     site = tmp_path / name / "lib/python3.11/site-packages"
     install("nccl13", site)
