@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import tarfile
 import tempfile
@@ -217,15 +218,27 @@ REFUSED = {
 """Maps options of a container to patterns of the messages with which engines refuse them."""
 GPU = DeviceRequest(count=-1, capabilities=[["gpu"]])
 CDI = DeviceRequest(driver="cdi", device_ids=["nvidia.com/gpu=all"])
+HARDWARE = ("/sys/class/infiniband", "/sys/module/nvidia", "/dev/dxg")
+"""Paths by which Linux shows RDMA devices and GPUs, also in containers."""
 Options = dict[str, Any]
 """Arguments of the SDK's `containers.run`."""
 
 
-def container_options(info: Mapping[str, Any]) -> Options:
+def lacks_hardware(client: DockerClient, info: Mapping[str, Any]) -> bool:
+    """Return whether the engine runs on this machine, and the machine has neither RDMA devices nor GPUs."""
+    is_here = client.api.base_url == "http+docker://localhost" and info.get("Name") == platform.node()
+    specs = (path for folder in info.get("CDISpecDirs") or () for path in Path(folder).glob("*"))
+    return is_here and not any(path.exists() for path in (*map(Path, HARDWARE), *specs))
+
+
+def container_options(info: Mapping[str, Any], *, bare: bool = False) -> Options:
     """Return the options of a container that gets GPUs, RDMA devices and the limits that they need.
 
-    `info` is the output of `docker info`. The engine may refuse options: see `weaker_options`."""
+    `info` is the output of `docker info`. `bare`: there is no such hardware. The engine may refuse options: see
+    `weaker_options`. It takes up to a second to refuse one."""
     shared_memory = max(1 << 30, int(info.get("MemTotal") or 0) // 2)
+    if bare:
+        return {"hostname": "check", "shm_size": shared_memory, "cap_add": ["IPC_LOCK"]}
     limits = [Ulimit(name="memlock", soft=-1, hard=-1), Ulimit(name="stack", soft=1 << 26, hard=1 << 26)]
     gpus = [GPU] if "nvidia" in (info.get("Runtimes") or {}) else [CDI] if info.get("CDISpecDirs") else []
     return {
@@ -370,7 +383,8 @@ def docker_session(
             assert found, "an image that is not in the engine's store is in files"
             reference = stack.enter_context(loaded(client, found))
         with engine.sdk_errors_explained("docker info"):
-            options = container_options(client.info())
+            info = client.info()
+        options = container_options(info, bare=lacks_hardware(client, info))
         opened = stack.enter_context(ExitStack())
         while True:
             try:

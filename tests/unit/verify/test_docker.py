@@ -1,5 +1,14 @@
 """The options of containers. Sessions in containers are tested with an engine, in tests/docker."""
 
+import platform
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from docker import DockerClient
+
+from imagebuild.verify import docker
 from imagebuild.verify.docker import CDI, GPU, container_options, weaker_options, with_share_of_gpus
 
 
@@ -20,6 +29,30 @@ def test_an_option_that_the_engine_refuses_is_left_out() -> None:
     assert options.keys() == {"hostname", "shm_size", "cap_add"}
     assert weaker_options(options, "operation not permitted") is None
     assert container_options({"CDISpecDirs": ["/etc/cdi"]})["device_requests"] == [CDI]
+    assert container_options({"Runtimes": {"nvidia": {}}}, bare=True).keys() == {"hostname", "shm_size", "cap_add"}
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "present", "bare"),
+    [
+        ("http+docker://localhost", "", "", True),
+        ("http+docker://ssh", "", "", False),
+        ("http://10.0.0.7:2375", "", "", False),
+        ("http+docker://localhost", "other", "", False),
+        ("http+docker://localhost", "", "module", False),
+        ("http+docker://localhost", "", "cdi/nvidia.yaml", False),
+    ],
+)
+def test_only_the_own_machine_is_known_to_lack_hardware(
+    url: str, name: str, present: str, bare: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker, "HARDWARE", (str(tmp_path / "module"),))
+    (tmp_path / "cdi").mkdir()
+    if present:
+        (tmp_path / present).touch()
+    client = cast(DockerClient, SimpleNamespace(api=SimpleNamespace(base_url=url)))
+    info = {"Name": name or platform.node(), "CDISpecDirs": [str(tmp_path / "cdi"), str(tmp_path / "none")]}
+    assert docker.lacks_hardware(client, info) is bare
 
 
 def test_nodes_share_the_gpus() -> None:
