@@ -138,6 +138,11 @@ class Recipe:
         """The parts of the components in the image. Each component comes after the components that it requires."""
         return tuple(self.parts[name] for name in self.target.components)
 
+    @property
+    def copied(self) -> tuple[str, ...]:
+        """The components whose files are copied from their stages into the image, in the order of these steps."""
+        return tuple(part.name for part in self.components if part.stage and not part.component.stage_only)
+
     def sources_for(self, platforms: Collection[Platform]) -> tuple[OwnedSource, ...]:
         """Return the sources that the target needs for these platforms. Without platforms, return all sources."""
         wanted = {platform for platform in self.target.platforms if not platforms or platform in platforms}

@@ -84,7 +84,7 @@ class Renderer:
             before_install="".join(part.component.packages.before_install for part in components),
             after_install="".join(part.component.packages.after_install for part in components),
             libraries=image.library_folders(recipe),
-            copied=[part.name for part in components if part.stage and not part.component.stage_only],
+            copied=recipe.copied,
             installs=installs, labels=image.image_labels(recipe), user=image.numeric_user(recipe, self.project.matrix),
             env=image.image_environment(recipe, self.project.matrix), cmd=json.dumps(recipe.image.cmd),
             append=recipe.image.append.strip(),

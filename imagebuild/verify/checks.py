@@ -37,6 +37,8 @@ SKIPPED_STATUS = 77
 """Exit status of a check that cannot run in its surroundings. The last line of the check's output is the reason."""
 OUTPUT_LIMIT = 20_000
 """Maximum number of characters of a check's output in the results. Earlier output is cut off."""
+LAST_LINE = 300
+"""Maximum number of characters of the last line of output in the reason of a failed check."""
 ANY_VERSION = r"[0-9][0-9A-Za-z.+:~-]*"
 """Regular expression that replaces `{version}` if the component's version in the image is unknown."""
 FAILED_LINE = (
@@ -268,7 +270,8 @@ def judge_check(check: Check, version: str | None, execution: Execution, log: Pa
     if execution.timed_out:
         return f"did not end within {check.timeout_s} s"
     if execution.status:
-        return f"exit status {execution.status}"
+        last = console.redacted_text(execution.output.strip().rpartition("\n")[2][:LAST_LINE])
+        return f"exit status {execution.status}{last and ': '}{last}"
     if check.expect is None:
         return ""
     pattern = check.expect.replace("{version}", re.escape(version) if version is not None else ANY_VERSION)

@@ -14,6 +14,7 @@ from imagebuild.oci.layout import WHITEOUT
 from imagebuild.project.component import Component
 from imagebuild.project.plan import Plan, Target, components_of
 from imagebuild.project.project import Project
+from imagebuild.render.resolve import resolve_recipe
 from imagebuild.verify.elf import MACHINES, Closure, Loader
 from imagebuild.verify.files import Elf, FileEntry, Finding, Layer, Tree
 
@@ -25,6 +26,10 @@ def merged(path: str) -> str:
 
 class NotApplicable(Exception):
     """The error if a rule cannot judge an image; its text is the reason."""
+
+
+COPIED = re.compile(r"COPY (--\S+ )*/out/\w+/ / # buildkit")
+"""The step of a layer that contains one component. BuildKit leaves out the name of the component's stage."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,19 @@ class Inspection:
         if "@" in reference and layers == diff_ids[: len(layers)]:
             return len(layers), ""
         return 0, f"the image does not begin with the layers of {reference}"
+
+    @cached_property
+    def components_of_layers(self) -> dict[int | None, str]:
+        """Maps the number of a layer to the component that it was copied from; empty if the plan does not tell."""
+        steps = [step for step in self.image.config.get("history") or () if not step.get("empty_layer")]
+        copied = [number for number, step in enumerate(steps) if COPIED.fullmatch(str(step.get("created_by")))]
+        try:
+            names = resolve_recipe(self.project, self.target).copied
+        except (NotApplicable, ImagebuildError):
+            return {}
+        # An image that this image starts from has copied files before.
+        complete = len(steps) == len(self.layers) and len(copied) >= len(names)
+        return dict(zip(copied[len(copied) - len(names) :], names, strict=True)) if complete else {}
 
     def is_of_base(self, finding: Finding) -> bool:
         """Return whether a finding is, or may be, about a file of the base image."""

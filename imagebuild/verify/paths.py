@@ -168,10 +168,13 @@ def startable(inspection: Inspection) -> Iterator[Finding]:
                 f"{setting} it, but it is neither ELF nor begins with `#!`; add the line `#!/bin/sh`",
             )
     files = [_which(inspection, program) for program in started]
+    # The first program may start others: `tini -- /opt/start`.
+    for words in map(inspection.image.settings.get, ("Entrypoint", "Cmd")):
+        files += [tree.find(str(word)) for word in words or () if str(word).startswith("/")]
+    needed = {file.path for file in files if file}
     for folder in _folders_of_path(inspection):
         files += [tree.find(f"{folder}/{name}") for name in tree.names(tree.resolve(folder) or "")]
     packaged = {path for path, _ in inspection.packaged}
-    needed = {file.path for file in files[: len(started)] if file}
     for file in {
         entry.path: entry for entry in files if entry and entry.kind == "file" and entry.mode & 0o111
     }.values():

@@ -513,7 +513,7 @@ def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple
             is_known = inspection.base[0] is not None
             (accepted if is_known else unjudged).append(f"{finding} ({'base image' if is_known else 'not judged'})")
         else:
-            faults.append(f"{finding}{_declared_by(inspection, finding.subject)}")
+            faults.append(f"{finding}{_declared_by(inspection, finding)}")
             if rule not in INCLUDING_BASE and inspection.layer_of(finding) is not None and inspection.base[0] == 0:
                 unknown = inspection.base[1]
     lines = [*faults, *unjudged, *(f"{subject}: {text}" for subject, text in unused.items()), *accepted]
@@ -533,9 +533,11 @@ def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple
     )  # fmt: skip
 
 
-def _declared_by(inspection: Inspection, subject: str) -> str:
-    """Return the end of a message: the component that declares a variable or a folder in /opt, if one does."""
-    for name in components_of(inspection.image.labels):
+def _declared_by(inspection: Inspection, finding: Finding) -> str:
+    """Return the end of a message: the component that declares a variable or a folder in /opt or brought the layer, or
+    the key of the image that declares a variable; empty if it is unknown."""
+    subject, labels = finding.subject, inspection.image.labels
+    for name in components_of(labels):
         file = inspection.project.components.get(name)
         env = [pair for row in file.model.env for pair in row.values.items()] if file else []
         declared = ":".join((*(value for _, value in env), *(file.model.libraries if file else ())))
@@ -544,7 +546,11 @@ def _declared_by(inspection: Inspection, subject: str) -> str:
             f"{subject}/".startswith(f"{folder}/") for folder in folders
         ):
             return f" (component {name})"
-    return ""
+    if component := inspection.components_of_layers.get(inspection.layer_of(finding)):
+        return f" (component {component})"
+    title = labels.get("org.opencontainers.image.title", "")
+    entry = inspection.project.matrix.model.images.get(title)
+    return f" (images.{title}.env)" if entry and subject in entry.env else ""
 
 
 def read_images(found: FoundImage, project: Project, plan: Plan, finder: ImageFinder | None = None) -> list[Inspection]:

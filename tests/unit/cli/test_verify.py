@@ -70,7 +70,7 @@ def test_a_run_on_this_machine(call: Call, tmp_path: Path) -> None:
     assert "or a target that was built with --push or --output" in checks["same-files"].reason
     assert len(checks["version"].sha256) == 64
     assert checks["version"].output == "library 1.2\ngiven\n"
-    assert checks["fails"].reason == "exit status 3"
+    assert checks["fails"].reason == "exit status 3: SECRET_TOKEN=(redacted)"
     assert "abcdef" not in checks["fails"].output
     assert checks["large"].reason.startswith(("no gpu here", "needs 64 GPUs"))
     assert (checks["hangs"].timeout, checks["hangs"].output) == (True, "begun\n")

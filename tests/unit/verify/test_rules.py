@@ -367,6 +367,17 @@ def test_a_waiver_of_the_matrix(case: Case) -> None:
     assert found["setuid"].startswith("/opt/y")
 
 
+def test_a_fault_names_the_component_that_brought_the_layer_or_the_key_that_declares_the_variable(case: Case) -> None:
+    case.files.replace("matrix.yaml", "    tags:", "    env: {TOOL: /opt/none}\n    tags:")
+    case.settings["Env"] = [*SETTINGS["Env"], "TOOL=/opt/none"]
+    copied = {"created_by": "COPY /out/runtime/ / # buildkit"}
+    case.history = [{"created_by": "base"}, copied, {"created_by": "ENV A=b", "empty_layer": True}, copied]
+    case.layers += [{"opt/y": b""}, {"opt/x": Node(b"x", 0o4755)}]
+    found = failed(case.results())
+    assert found.pop("environment").endswith("add what it names (images.tiny.env)")
+    assert found == {"setuid": "/opt/x: is setuid or setgid (mode 4755) (component tool)"}
+
+
 def test_many_findings_are_counted(case: Case) -> None:
     case.layers.append({f"tmp/file{i:03}": b"x" for i in range(150)})
     result = case.results()["no-leftovers"]
