@@ -5,7 +5,7 @@ IMAGEBUILD := $(VENV)/bin/imagebuild
 PYTHON ?= python3
 TARGET := quickstart-cuda13.5-debian13-runtime
 
-.PHONY: image test lint docs workflows unit browser docker reproducible-proof hpcx-proof bundle-proof bench bare-proof golden schemas requirements clean
+.PHONY: image test lint docs workflows unit browser docker reproducible-proof hpcx-proof bundle-proof builders-proof bench bare-proof golden schemas requirements clean
 
 image: $(VENV)/installed ## build the quickstart image for this machine's platform, and check it
 	$(IMAGEBUILD) engine up
@@ -51,6 +51,10 @@ hpcx-proof: $(VENV)/installed-dev ## build all of hpcx, Open MPI included, from 
 bundle-proof: $(VENV)/installed-dev ## build quickstart from a bundle with an empty engine and no network
 	$(IMAGEBUILD) engine up
 	$(VENV)/bin/pytest -m docker -v --proof tests/docker/test_bundle.py
+
+builders-proof: $(VENV)/installed-dev ## build on nodes of BuildKit with TLS, one of them rootless; BUILDKIT is the folder of its buildkitd
+	$(IMAGEBUILD) engine up
+	$(VENV)/bin/pytest -m docker -v --buildkit "$(BUILDKIT)" tests/docker/test_builders.py
 
 bare-proof: ## run both commands of the README on a minimal Debian 12 with empty caches
 	.ci/bare --fresh $(MAKE) image test

@@ -27,6 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--proof", action="store_true", help="also run the proofs that `make docker` leaves out")
     parser.addoption("--hpcx", default="hpcx-cuda13.2.1-ubuntu24.04", help="beginning of the targets of hpcx to build")
     parser.addoption("--whole-hpcx", action="store_true", help="build hpcx with Open MPI, too")
+    parser.addoption("--buildkit", help="folder of buildkitd: also build on nodes that the tests start")
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
 
 

@@ -30,7 +30,7 @@ from imagebuild.core.console import SHOWN_ITEMS, Progress, err, format_duration,
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, ResultError, plural, suggestion
 from imagebuild.core.files import read_text, write_bytes, write_text
 from imagebuild.core.run import execute
-from imagebuild.oci.engine import connect_engine, engine_flaw, lost_nodes
+from imagebuild.oci.engine import Endpoint, connect_engine, engine_flaw, lost_nodes
 from imagebuild.oci.image import PlatformImage, image_of_client, images_in
 from imagebuild.oci.layout import Layout
 from imagebuild.oci.reference import parse_reference
@@ -52,6 +52,8 @@ BLOB = re.compile(r"^(extracting )?sha256:")
 """Matches the id of a progress bar of a layer that is pulled from a registry. Steps that run have no progress bars."""
 LOCAL_RESULT = "local.json"
 """Name of the result of a build that was not pushed, if `result.json` contains an earlier push."""
+ASK_S = 30.0
+"""Time after which the nodes of a builder are asked whether they still answer, in seconds."""
 ERROR_LINES = 25
 """Number of last lines of each step's output to keep. They are shown if the step fails."""
 # Errors of an export that is worth repeating, as all steps are in the cache. Either containerd's garbage collector
@@ -424,12 +426,37 @@ def execute_bake(
             elif flaw := engine_flaw(run.engine):
                 stopped = f"the engine at {run.engine.host} stopped during the build ({flaw}); start the engine again"
                 failure = f"{stopped}\n{failure}"
+            if re.search("no space left on device", failure, re.IGNORECASE):
+                builder = run.request.builder
+                prune = f"docker buildx prune --builder {builder}" if builder else "docker buildx prune"
+                where = f"of a node of the builder {builder}" if builder else f"of the engine at {run.engine.host}"
+                failure = f"the disk {where} is probably full; `{prune}` removes all cached steps\n{failure}"
             raise CommandError(failure)
         return stream, json.loads(metadata_file.read_text()) if metadata_file.exists() else {}
     except ValueError as error:
         raise ResultError(f"{metadata_file}: buildx wrote invalid JSON: {error}") from None
     finally:
         metadata_file.unlink(missing_ok=True)
+
+
+@dataclass
+class NodeWatch:
+    """The nodes of a builder during a build. buildx waits for ever if the machine of a node, or its network, hangs."""
+
+    builder: str
+    engine: Endpoint
+    heard: int = -1
+    """Number of lines of buildx at the last question."""
+    lost: list[str] = field(default_factory=list)
+    """The nodes that did not answer the last question."""
+
+    def ask(self, heard: int) -> None:
+        """If buildx printed nothing since the last call, ask all nodes. `heard` is its number of lines so far.
+        Raises CommandError if a node does not answer twice in a row. A node with much work answers late."""
+        silent, before = heard == self.heard, self.lost
+        self.heard, self.lost = heard, lost_nodes(self.builder, self.engine) if silent else []
+        if before and self.lost:
+            raise CommandError("\n".join(self.lost))
 
 
 def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildProgress, stream: EventStream) -> int:
@@ -449,13 +476,21 @@ def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildP
         "BUILDX_GIT_LABELS": "0",
     }
 
+    heard = 0  # number of lines of buildx
+
     def update(line: str) -> None:
+        nonlocal heard
+        heard += 1
         with progress.lock:
             for event in stream.feed(line):
                 progress.update(*event)
 
+    watch = NodeWatch(run.request.builder, run.engine) if run.request.builder else None
     try:  # with SIGINT, BuildKit cancels the build
-        done = execute(command, env=environ, each_line=update, polite=signal.SIGINT)
+        done = execute(
+            command, env=environ, each_line=update, polite=signal.SIGINT, pause_s=ASK_S,
+            each_pause=(lambda: watch.ask(heard)) if watch else None,
+        )  # fmt: skip
     except (KeyboardInterrupt, SystemExit):
         kept = sum(bool(v.parts and v.completed and not v.error) for v in stream.vertices.values())
         remedy = "run the same command again to go on from there"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -15,8 +15,9 @@ from imagebuild.project.plan import Target
 from imagebuild.project.records import BuildResult
 from imagebuild.render.stages import Stage
 
-Builds = Iterable[tuple[Target, Platform, Mapping[str, Stage]]]
-"""Targets for each of their platforms, with the stages that BuildKit runs, the final stage last."""
+Build = tuple[Target, Platform, Mapping[str, Stage]]
+"""A target for one of its platforms, with the stages that BuildKit runs, the final stage last."""
+Builds = Iterable[Build]
 
 
 @dataclass(frozen=True)
@@ -156,20 +157,28 @@ def divide(tasks: Sequence[Task], builders: int, unit: str = "steps") -> Divisio
                 heapq.heappush(ready[home[user.key]], (-chain[user.key], user.key))
 
 
-def _homes(tasks: Sequence[Task], users: Mapping[str, Sequence[Task]], builders: int) -> dict[str, int]:
-    """Map the key of each task to the builder that does it unless another builder has nothing to do.
-
-    The targets are cut into sections of equal work, in which each target counts its share of every stage it needs. A
-    stage belongs to one of the builders whose targets need it."""
+def sections(tasks: Sequence[Task], number: int) -> list[list[Task]]:
+    """Cut the targets, in their order, into at most `number` sections of about equal work. Each target counts its share
+    of every stage it needs."""
     targets, work = [task for task in tasks if not task.stage], {task.key: task.work for task in tasks}
-    number = {key: sum(not user.stage for user in users[key]) for key in work}
-    shares = [target.work + sum(work[key] / number[key] for key in target.needs) for target in targets]
+    users = Counter(key for target in targets for key in target.needs)
+    shares = [target.work + sum(work[key] / users[key] for key in target.needs) for target in targets]
     whole, before = sum(shares) or 1.0, 0.0
-    homes, load = {}, [0.0] * builders
+    cut: list[list[Task]] = [[] for _ in range(number)]
     for target, share in zip(targets, shares, strict=True):
-        home = homes[target.key] = min(builders - 1, int((before + share / 2) / whole * builders))
+        cut[min(number - 1, int((before + share / 2) / whole * number))].append(target)
         before += share
-        load[home] += target.work
+    return cut
+
+
+def _homes(tasks: Sequence[Task], users: Mapping[str, Sequence[Task]], builders: int) -> dict[str, int]:
+    """Map the key of each task to the builder that does it unless another builder has nothing to do: each builder has a
+    section of the targets. A stage belongs to one of the builders whose targets need it."""
+    homes: dict[str, int] = {}
+    load = [0.0] * builders
+    for home, targets in enumerate(sections(tasks, builders)):
+        homes |= {target.key: home for target in targets}
+        load[home] = sum(target.work for target in targets)
     for stage in sorted((task for task in tasks if task.stage), key=lambda task: -task.work):
         near = {homes[user.key] for user in users[stage.key] if not user.stage}
         home = homes[stage.key] = min(near, key=lambda each: (load[each], each))

@@ -6,16 +6,16 @@ Actions workflow."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from itertools import count
-from math import ceil
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from imagebuild.build import bake
 from imagebuild.build.buildx import component_of
+from imagebuild.build.division import Build, sections, tasks_of
 from imagebuild.core import console
 from imagebuild.core.console import err, out
 from imagebuild.core.errors import ConfigError
@@ -162,27 +162,33 @@ def print_impact(impact: Impact, *, markdown: bool = False) -> None:
     out.print(f"{change}: {summary}")
 
 
-def job_matrix(builds: Sequence[tuple[str, Platform]], max_jobs: int) -> dict[str, list[dict[str, Any]]]:
+def job_matrix(builds: Iterable[Build], max_jobs: int) -> dict[str, list[dict[str, Any]]]:
     """Return the `matrix` of a GitHub workflow with at most `max_jobs` jobs. Each job builds for one platform.
 
-    If a job builds several targets, these targets are neighbours in `builds`. The matrix names no runner, because a
-    pull request could change it. Raises ConfigError if there are more platforms than jobs."""
-    parts: dict[Platform, list[str]] = {}
-    for target, platform in builds:
-        parts.setdefault(platform, []).append(target)
-    if len(parts) > max_jobs:
-        raise ConfigError(f"--max-jobs {max_jobs}: each platform needs a job; use at least {len(parts)}")
-    size = next(size for size in count(1) if sum(ceil(len(part) / size) for part in parts.values()) <= max_jobs)
+    Jobs with several targets have neighbours in `builds`, and about the same number of steps. The matrix names no
+    runner, because a pull request could change it. Raises ConfigError if there are more platforms than jobs."""
+    own: dict[Platform, list[Build]] = defaultdict(list)
+    for target, platform, stages in builds:
+        own[platform].append((target, platform, stages))
+    if len(own) > max_jobs:
+        raise ConfigError(f"--max-jobs {max_jobs}: each platform needs a job; use at least {len(own)}")
+    tasks = {platform: tasks_of(part, {}) for platform, part in own.items()}
+    work = {platform: sum(task.work for task in part) for platform, part in tasks.items()}
+    number = dict.fromkeys(own, 1)
+    while sum(number.values()) < max_jobs and (more := [p for p in own if number[p] < len(own[p])]):
+        number[max(more, key=lambda platform: work[platform] / number[platform])] += 1
     jobs: list[dict[str, Any]] = []
-    for platform, targets in parts.items():
+    for platform, part in tasks.items():
         arch = platform.removeprefix("linux/")
-        for start in range(0, len(targets), size):
-            first, *more = group = targets[start : start + size]
+        found = [[task.key for task in section] for section in sections(part, number[platform])]
+        if number[platform] == len(own[platform]):  # a target with much work would leave sections empty
+            found = [[target.id] for target, *_ in own[platform]]
+        for first, *others in filter(None, found):
             jobs.append(
                 {
-                    "name": f"{first} and {len(more)} more {arch}" if more else f"{first} {arch}",
-                    "id": f"group{len(jobs) + 1:03}-{arch}" if more else f"{first}-{arch}",
-                    "targets": " ".join(group),
+                    "name": f"{first} and {len(others)} more {arch}" if others else f"{first} {arch}",
+                    "id": f"group{len(jobs) + 1:03}-{arch}" if others else f"{first}-{arch}",
+                    "targets": " ".join([first, *others]),
                     "platform": platform,
                 }
             )
@@ -196,7 +202,7 @@ def print_matrix(state: ProjectState, targets: Sequence[Target], max_jobs: int) 
         wanted = " ".join(state.platforms)
         raise ConfigError(f"--platform {wanted}: no selected target is for this platform; remove the option")
     # Publishing a target needs all its platforms, even if only one of them changed.
-    builds = [(t.id, platform) for t in targets for platform in bake.platforms_of(t, state.platforms)]
+    builds = [*replace(state, targets=targets).builds()]
     matrix = job_matrix(builds, max_jobs)
     if len(matrix["include"]) < len(builds):
         err.print(f"{len(builds)} builds in {len(matrix['include'])} jobs")

@@ -165,12 +165,14 @@ def _end_with_parent() -> Callable[[], object] | None:
 def execute(
     argv: Sequence[str], *, env: Mapping[str, str | None] | None = None, timeout_s: float | None = None,
     log: Path | None = None, each_line: Callable[[str], object] = str, polite: int = signal.SIGTERM,
+    each_pause: Callable[[], object] | None = None, pause_s: float = 60,
 ) -> Finished:  # fmt: skip
     """Run a program, and return its exit status and the end of its output.
 
-    The program runs in its own session: Ctrl-C reaches only imagebuild, which then ends the program. `env` is added to
-    its environment. When this function returns or raises, the program and its process group have ended: by the signal
-    `polite`, or by SIGKILL after KILL_S. Raises CommandError if the program cannot be started or the log cannot be
+    `each_pause` is called every `pause_s` seconds; an exception from it ends the program. The program runs in its own
+    session: Ctrl-C reaches only imagebuild, which then ends the program. `env` is added to its environment. When this
+    function returns or raises, the program and its process group have ended: by the signal `polite`, or by SIGKILL
+    after KILL_S. Raises CommandError if the program cannot be started or the log cannot be
     written."""
     process = start_program(argv, env)
     lines = process.stdout
@@ -186,6 +188,11 @@ def execute(
     reader.start()
     try:
         with suppress(TimeoutExpired):
+            while each_pause:
+                with suppress(TimeoutExpired):
+                    process.wait(pause_s)
+                    break
+                each_pause()
             process.wait(timeout_s)
             reader.join(DRAIN_S)
         status = process.returncode

@@ -415,36 +415,35 @@ def read_nodes(text: str) -> Iterator[BuilderNode]:
 def nodes_of(builder: str, endpoint: Endpoint, run: RunProgram = run_program) -> list[BuilderNode]:
     """Start the nodes of a builder that are not running, and return all of them. Raises ConfigError if there is no such
     builder."""
-
-    def inspected(*options: str) -> str:
-        command = ("docker", "buildx", "inspect", *options, builder)
-        return run(*command, env=endpoint.environment, timeout=INSPECT_S)
-
     try:
-        return list(read_nodes(inspected("--bootstrap")))
+        return _inspect(endpoint, run, "--bootstrap", builder)
     except CommandError as error:
         if re.search("no builder .* found", str(error)):
             problem = "there is no such builder; `docker buildx ls` lists the builders"
             raise ConfigError(f"--builder {builder}: {problem}") from None
-    return list(read_nodes(inspected()))  # a node did not start
+    return _inspect(endpoint, run, builder)  # a node did not start
 
 
 def current_nodes(endpoint: Endpoint, run: RunProgram = run_program) -> list[BuilderNode]:
     """Return the nodes of the current builder; empty if docker does not describe them."""
     with suppress(CommandError):
-        return list(read_nodes(run("docker", "buildx", "inspect", env=endpoint.environment, timeout=INSPECT_S)))
+        return _inspect(endpoint, run)
     return []
 
 
+def _inspect(endpoint: Endpoint, run: RunProgram, *words: str) -> list[BuilderNode]:
+    return list(read_nodes(run("docker", "buildx", "inspect", *words, env=endpoint.environment, timeout=INSPECT_S)))
+
+
 def lost_nodes(builder: str, endpoint: Endpoint, run: RunProgram = run_program) -> list[str]:
-    """Return a message for each node that does not answer, after a build failed."""
+    """Return a message for each node that does not answer during a build, or after it failed."""
     try:
-        nodes = nodes_of(builder, endpoint, run)
-    except (CommandError, ConfigError) as error:
+        nodes = _inspect(endpoint, run, builder)
+    except CommandError as error:
         return [str(error)]
     remedy = "start it, and run the same command again: it goes on from the steps that ended"
     return [
-        f"node {node.name} ({node.endpoint}) stopped during the build ({node.error or node.status}); {remedy}"
+        f"node {node.name} ({node.endpoint}) no longer answers ({node.error or node.status}); {remedy}"
         for node in nodes
         if node.error or node.status != "running"
     ]

@@ -348,3 +348,17 @@ def test_a_planted_build_context_is_refused(run: BuildRun) -> None:
     (run.context / "payload").touch()
     with pytest.raises(ConfigError, match="empty: must be empty"):
         run_bake(run, BuildProgress())
+
+
+def test_a_node_that_does_not_answer_twice_ends_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row: lines of buildx so far, and whether the node would answer. Only silence leads to a question."""
+    answers: list[list[str]] = []
+    monkeypatch.setattr(buildx, "lost_nodes", lambda *_: answers.pop())
+    watch = buildx.NodeWatch("farm", Endpoint("unix:///x", "private"))
+    for heard, lost in [(3, None), (3, ["node a"]), (4, None), (4, ["node a"]), (4, []), (4, ["node a"])]:
+        answers += [lost] if lost is not None else []
+        watch.ask(heard)
+        assert not answers
+    answers.append(["node a"])
+    with pytest.raises(CommandError, match="node a"):
+        watch.ask(4)

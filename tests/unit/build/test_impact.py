@@ -4,14 +4,18 @@ and how builds become jobs."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from typing import get_args
 
 import pytest
 
+from imagebuild.build.division import Build
 from imagebuild.build.impact import Impact, compare_states, job_matrix, read_state
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Platform
+from imagebuild.project.plan import Plan, Target
 from imagebuild.project.project import parse_changes
+from imagebuild.render.stages import Stage
 from tests import reference_cost
 from tests.conftest import ROOT, Files, data, git
 from tests.reference_cost import CHANGES, COLD, Change
@@ -165,18 +169,36 @@ def test_a_state_that_this_version_cannot_read_counts_as_nothing(call: Call, tin
     assert "repositry: unknown key" in complaint
 
 
-def test_a_job_states_what_it_builds_and_leaves_the_runner_to_the_workflow() -> None:
-    assert job_matrix([("a", "linux/arm64")], 1)["include"] == [
+def builds_of(target: Target, names: Iterable[str], *platforms: Platform, runs: Callable[[str], int]) -> list[Build]:
+    """Builds of invented targets, each with one stage of its own number of steps."""
+    made: list[Build] = []
+    for name in names:
+        own = target.model_copy(update={"id": name})
+        stage = Stage(name, name, steps=(("RUN", "true"),) * runs(name))
+        made += [(own, platform, {"image": stage}) for platform in platforms]
+    return made
+
+
+def test_a_job_states_what_it_builds_and_leaves_the_runner_to_the_workflow(full_plan: Plan) -> None:
+    builds = builds_of(full_plan.targets[0], "a", "linux/arm64", runs=lambda _: 1)
+    assert job_matrix(builds, 1)["include"] == [
         {"name": "a arm64", "id": "a-arm64", "targets": "a", "platform": "linux/arm64"}
     ]
 
 
+def test_jobs_have_about_the_same_work(full_plan: Plan) -> None:
+    builds = builds_of(full_plan.targets[0], "abcdefgh", "linux/amd64", runs=lambda name: 6 if name == "a" else 1)
+    assert [job["targets"] for job in job_matrix(builds, 2)["include"]] == ["a", "b c d e f g h"]
+
+
 @pytest.mark.parametrize("most", [2, 7, 256, 999, 1000])
-def test_jobs_hold_every_build_once(most: int) -> None:
-    builds = [(f"t{i:03}", platform) for i in range(500) for platform in get_args(Platform)]
+def test_jobs_hold_every_build_once(most: int, full_plan: Plan) -> None:
+    names = [f"t{i:03}" for i in range(500)]
+    builds = builds_of(full_plan.targets[0], names, *get_args(Platform), runs=lambda name: int(name[1:]) % 17)
     jobs = job_matrix(builds, most)["include"]
     assert len(jobs) <= most
-    assert sorted((target, job["platform"]) for job in jobs for target in job["targets"].split()) == builds
+    expected = [(target.id, platform) for target, platform, _ in builds]
+    assert sorted((target, job["platform"]) for job in jobs for target in job["targets"].split()) == expected
     assert len({job["id"] for job in jobs}) == len(jobs)
     with pytest.raises(ConfigError, match="use at least 2"):
         job_matrix(builds, 1)

@@ -54,6 +54,20 @@ def test_a_program_ends_with_its_children(forever: str) -> None:
     assert gone(forever)
 
 
+def test_pauses_of_a_program_are_reported_and_can_end_it(forever: str) -> None:
+    pauses: list[None] = []
+
+    def stop() -> None:
+        pauses.append(None)
+        if len(pauses) > 1:
+            raise CommandError("the node hangs")
+
+    with pytest.raises(CommandError, match="the node hangs"):
+        execute(bash(f"sleep {forever}"), each_pause=stop, pause_s=0.1)
+    assert gone(forever)
+    assert execute(bash("echo x"), each_pause=stop, pause_s=60).status == 0
+
+
 def test_lines_are_handed_on_and_errors_of_who_takes_them_end_the_program(forever: str) -> None:
     lines: list[str] = []
     done = execute(bash("echo one; echo $X >&2; echo -n end; exit 3"), each_line=lines.append, env={"X": "two"})

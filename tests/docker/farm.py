@@ -1,0 +1,125 @@
+"""Real nodes of BuildKit on the loopback, with TLS: `--buildkit FOLDER` names the folder of buildkitd and runc."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+from tests.conftest import ran
+from tests.docker.conftest import install
+from tests.upstream.registry import free_port
+
+COMMON = ("--oci-worker-net", "host", "--containerd-worker=false", "--cdi-disabled")
+
+
+@dataclass
+class Node:
+    """A running buildkitd."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+    argv: tuple[str, ...]
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to buildkitd and all its programs."""
+        os.killpg(self.process.pid, number)
+
+    def stop(self) -> None:
+        with suppress(ProcessLookupError):
+            self.send(signal.SIGKILL)
+        self.process.wait()
+
+    def restart(self) -> None:
+        self.stop()
+        self.process = subprocess.Popen(self.argv, start_new_session=True)
+
+
+@dataclass
+class Farm:
+    """Nodes and builders of buildx, all removed by `close`."""
+
+    buildkit: Path
+    folder: Path
+    environ: Mapping[str, str]
+    nodes: list[Node] = field(default_factory=list)
+    builders: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Make a certificate authority, and certificates for the nodes and for buildx."""
+        made = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2")
+        self.folder.chmod(0o755)
+        for name in ("ca", "node", "client"):
+            own = () if name == "ca" else ("-CA", self.file("ca.pem"), "-CAkey", self.file("ca.key"))
+            names = ("-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1")
+            ran(*made, *own, *names, "-keyout", self.file(f"{name}.key"), "-out", self.file(f"{name}.pem"), check=True)
+            self.file(f"{name}.key").chmod(0o644)  # a rootless node reads it
+
+    def file(self, name: str) -> Path:
+        return self.folder / name
+
+    def node(self, *options: str, root: Path | None = None, user: str = "") -> Node:
+        """Start a node with options of buildkitd, in a root folder of its own, and rootless if a user is named."""
+        port, root = free_port(), root or self.folder / uuid4().hex[:8]
+        root.mkdir(exist_ok=True)
+        tls = (
+            "--tlscacert",
+            self.file("ca.pem"),
+            "--tlscert",
+            self.file("node.pem"),
+            "--tlskey",
+            self.file("node.key"),
+        )
+        argv = [
+            self.buildkit / "buildkitd", "--addr", f"tcp://127.0.0.1:{port}", "--root", root / "state", *tls, *COMMON,
+            "--otel-socket-path", root / "otel.sock", *options,
+        ]  # fmt: skip
+        if user:
+            os.chown(root, pwd.getpwnam(user).pw_uid, -1)
+            home = ("env", f"HOME={root}", f"XDG_RUNTIME_DIR={root}")
+            switch = ("setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", *home)
+            rootless = ("--rootless", "--oci-worker-no-process-sandbox")
+            argv = [*switch, "rootlesskit", "--net=host", "--copy-up=/etc", "--copy-up=/run", *argv, *rootless]
+        command = tuple(map(str, argv))
+        self.nodes.append(Node(port, subprocess.Popen(command, start_new_session=True), command))
+        return self.nodes[-1]
+
+    def builder(self, *nodes: Node) -> str:
+        """Create a builder of these nodes, wait until all run, and return its name."""
+        name = f"imagebuild-test-{uuid4().hex[:8]}"
+        self.builders.append(name)
+        tls = ",".join(f"{key}={self.file(file)}" for key, file in
+                       {"cacert": "ca.pem", "cert": "client.pem", "key": "client.key"}.items())  # fmt: skip
+        for number, node in enumerate(nodes):
+            more = ("--append",) if number else ()
+            create = ("docker", "buildx", "create", *more, "--name", name, "--driver", "remote", "--driver-opt", tls)
+            ran(*create, f"tcp://127.0.0.1:{node.port}", env=self.environ, check=True)
+        deadline = time.monotonic() + 60
+        while ran("docker", "buildx", "inspect", name, env=self.environ).stdout.count("running") < len(nodes):
+            assert time.monotonic() < deadline, "the nodes do not start"
+        return name
+
+    def close(self) -> None:
+        for name in self.builders:
+            ran("docker", "buildx", "rm", name, env=self.environ)
+        for node in self.nodes:
+            node.stop()
+        mounted = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+        for mount in sorted(path for path in mounted if Path(path).is_relative_to(self.folder)):
+            ran("umount", "--recursive", mount)
+
+
+def rootless_user() -> str:
+    """Return a user that has a range of user ids for rootless nodes. Make this user if there is none."""
+    install({"rootlesskit": "rootlesskit", "newuidmap": "uidmap"})
+    names = [line.partition(":")[0] for line in Path("/etc/subuid").read_text().splitlines()]
+    if not names:
+        ran("useradd", "--create-home", "imagebuild-test", check=True)
+    return (names or ["imagebuild-test"])[0]
