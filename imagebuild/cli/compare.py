@@ -79,7 +79,8 @@ def bisect(
 ) -> None:  # fmt: skip
     from imagebuild.bench.bisection import error_rate, next_step
     from imagebuild.bench.read import read_files
-    from imagebuild.jobs.manifest import TEMPLATES, comparison_script
+    from imagebuild.core.scripts import shared_script
+    from imagebuild.jobs.manifest import comparison_script
 
     log, wheel = Path(output), f"nvidia-nccl-cu{cuda}"
     asked: dict[str, object] = {"subject": subject, "good": good, "bad": bad, "command": list(command)}
@@ -88,7 +89,7 @@ def bisect(
     if sides is None:
         sides = _sides(subject, good, bad, libraries, wheel, offline=offline)
         _append(log, ARGUMENTS + json.dumps({**asked, "sides": sides}))
-        _measure(log, runner, (TEMPLATES / "place.sh").read_text(encoding="utf-8"))
+        _measure(log, runner, shared_script("place"))
     known = 0
     while True:
         state, more = next_step(sides, read_files([log]).paired, loss)

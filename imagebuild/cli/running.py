@@ -44,10 +44,10 @@ def loaded(words: tuple[str, ...], pids: tuple[int, ...], runner: str, json_file
 @options.command()
 def hang(runner: str, wait: float, json_file: str | None) -> None:
     from imagebuild.bench.hang import PREFIX, Communicator, answers, hung_in_log
-    from imagebuild.jobs.manifest import TEMPLATES
+    from imagebuild.core.scripts import shared_script
     from imagebuild.verify.runner import run_behind
 
-    script = (TEMPLATES / "ras.sh").read_text(encoding="utf-8") + "ask_ras\n"
+    script = shared_script("ras") + "ask_ras\n"
     taken: list[list[Communicator]] = []
     began = time.monotonic()
     while len(taken) < 2:

@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from imagebuild.core.errors import ConfigError, plural
 from imagebuild.core.fields import Model
+from imagebuild.core.scripts import SCRIPTS
 from imagebuild.jobs.compare import WHEEL, comparison_of
 from imagebuild.jobs.facts import DATA, GANGS_OF_PODS, Security
 from imagebuild.jobs.job import Job
@@ -68,10 +69,6 @@ def comparison_script(
     values |= {"command": list(command), "limit": limit, "stops": stops}
     template = _environment(quote_shell).get_template("compare.sh.j2")
     return template.render(values, error_rate=f"{error_rate:.6f}" if error_rate else "")
-
-
-TEMPLATES = Path(__file__).with_name("templates")
-"""The folder with templates, and scripts that they include."""
 
 
 # Functions for templates
@@ -146,7 +143,7 @@ def _fill(quote: Callable[[object], str], template: str, job: Job, **scripts: st
 @cache
 def _environment(quote: Callable[[object], str]) -> jinja2.Environment:
     environment = jinja2.Environment(  # noqa: S701 - what it fills is not HTML; `finalize` quotes
-        loader=jinja2.FileSystemLoader(TEMPLATES), auto_reload=False,
+        loader=jinja2.FileSystemLoader([Path(__file__).with_name("templates"), SCRIPTS]), auto_reload=False,
         finalize=lambda value: value if isinstance(value, Markup) else quote(value),
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip

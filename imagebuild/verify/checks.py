@@ -22,6 +22,7 @@ from imagebuild.bench.verification import SPEED, CheckResult, Outcome, Surroundi
 from imagebuild.core import console
 from imagebuild.core.errors import ConfigError, NothingSelected, suggestion
 from imagebuild.core.fields import axis_facts, matches
+from imagebuild.core.scripts import shared_script
 from imagebuild.project.component import Check, nodes_needed, parse_need
 from imagebuild.project.load import hash_of_check, script_of
 from imagebuild.project.project import Project
@@ -45,8 +46,6 @@ FAILED_LINE = (
     """set -E; trap 'mapfile -t lines <<< "$BASH_EXECUTION_STRING"; echo "failed: ${lines[LINENO - 1]}"' ERR"""
 )
 """First line of each check's script. If a command fails, the output of the check ends with the line of the command."""
-SCRIPTS = Path(__file__).parents[1] / "jobs" / "templates"
-"""Folder of the shell functions that checks and jobs share. The modules of jobs are slow to import."""
 UNCOMPARED = "any version accepted: the image's labels do not name the version of this component"
 
 
@@ -157,7 +156,7 @@ def run_check(
     assert check, "only checks that run a command are planned"
     launch = launch_of(check, session, environment, launch or Launch())
     helpers = ("messages", "merged") if "keep_messages" in planned.script else ()
-    lines = [FAILED_LINE, *((SCRIPTS / f"{name}.sh").read_text(encoding="utf-8") for name in helpers), planned.script]
+    lines = [FAILED_LINE, *map(shared_script, helpers), planned.script]
     command = Command(
         script="\n".join(lines), user=check.user, timeout_s=check.timeout_s,
         environment={**environment, **check.environment},

@@ -11,7 +11,7 @@ import pytest
 
 from imagebuild.bench.hang import PREFIX, answers, hung, hung_in_log, read_answer
 from imagebuild.bench.read import read_text
-from imagebuild.jobs.manifest import TEMPLATES
+from imagebuild.core.scripts import shared_script
 from tests.conftest import data
 
 CASES: list[dict[str, Any]] = data("ras")
@@ -110,7 +110,7 @@ def test_stopped_processes_are_named_if_the_socket_does_not_answer(tmp_path: Pat
     library.write_bytes(bytes(4096))
     code = f"import mmap, os, signal; m = mmap.mmap(os.open({str(library)!r}, os.O_RDONLY), 0, prot=mmap.PROT_READ)\n"
     code += "print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
-    script = (TEMPLATES / "ras.sh").read_text() + "ask_ras"
+    script = shared_script("ras") + "ask_ras"
     port = {**os.environ, "NCCL_RAS_ADDR": "localhost:1"}
     with Popen([sys.executable, "-c", code], env={**port, "RANK": "5"}, stdout=PIPE, text=True) as stopped:
         try:

@@ -18,8 +18,9 @@ import yaml
 
 from imagebuild.bench.models import Half
 from imagebuild.bench.read import read_text
+from imagebuild.core.scripts import shared_script
 from imagebuild.jobs.facts import load_facts
-from imagebuild.jobs.manifest import TEMPLATES, job_text
+from imagebuild.jobs.manifest import job_text
 from tests.conftest import ROOT, data, ran
 from tests.unit.bench.nccl_tables import FACTORS, RELEASES, Table
 from tests.unit.jobs.job_fakes import (
@@ -623,6 +624,6 @@ def test_a_long_line_hides_no_message_of_nccl(tmp_path: Path, ubuntu: bool) -> N
         (tmp_path / "awk").chmod(0o755)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "REAL_AWK": shutil.which("awk") or ""}
     lines = ["=== json", "x" * 70_000, "=== end", *(f"(rank {rank}) host:1:1 [0] NCCL INFO a" for rank in (0, 1))]
-    script = (TEMPLATES / "merged.sh").read_text() + "merged"
+    script = shared_script("merged") + "merged"
     done = ran("/bin/bash", "-c", script, env=env, input="\n".join([*lines, ""]))
     assert done.stdout.splitlines() == [*lines[:3], "host:1:1 [0] NCCL INFO a"]
