@@ -47,7 +47,7 @@ def _compare(source: str, found: Alternation, runs: Mapping[int, Sequence[Run]])
     complete = {n for n, section in found.sections.items() if section.status is not None}
     problems = [f"{len(complete)} of {planned} runs are in the log"] if len(complete) < planned else []
     if len(found.order) - 1 < FEWEST_BLOCKS:
-        problems.append(f"{len(found.order) - 1} blocks; an interval needs {FEWEST_BLOCKS}")
+        problems.append(f"{plural(len(found.order) - 1, 'block')}; an interval needs {FEWEST_BLOCKS}")
     loaded: defaultdict[int, set[str]] = defaultdict(set)
     faulty: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     failed: dict[str, str] = {}
