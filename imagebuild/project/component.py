@@ -179,6 +179,10 @@ class Component(fields.Model):
     the release that `build-on` of the image or of the base names."""
     build_only: bool = False
     """Whether the component is only a tool for other build stages. An image cannot list such a component."""
+    updates: Annotated[int, Field(ge=0)] = 1
+    """Number of updates a year, about, that change the files of the build stage. Count those of the components that it
+    is compiled with. In images, files that change more often come later, because a new layer also makes Docker download
+    the layers after it."""
     stage_only: bool = False
     """Whether only other build stages use the files of this component's build stage. If true, the files are not copied
     into the image."""

@@ -140,8 +140,10 @@ class Recipe:
 
     @property
     def copied(self) -> tuple[str, ...]:
-        """The components whose files are copied from their stages into the image, in the order of these steps."""
-        return tuple(part.name for part in self.components if part.stage and not part.component.stage_only)
+        """The components whose files are copied from their stages into the image, in the order of these steps: those that
+        change often come last."""
+        ordered = sorted(self.components, key=lambda part: part.component.updates)
+        return tuple(part.name for part in ordered if part.stage and not part.component.stage_only)
 
     def sources_for(self, platforms: Collection[Platform]) -> tuple[OwnedSource, ...]:
         """Return the sources that the target needs for these platforms. Without platforms, return all sources."""

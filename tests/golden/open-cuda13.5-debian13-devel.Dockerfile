@@ -825,13 +825,13 @@ COPY --link --from=cuda /out/devel/ /
 COPY --link --from=gdrcopy /out/devel/ /
 COPY --link --from=nvbandwidth /out/devel/ /
 COPY --link --from=pmix-git /out/devel/ /
-COPY --link --from=rdma-core-git /out/devel/ /
 COPY --link --from=cuda-stubs /out/devel/ /
-COPY --link --from=nccl-wheel /out/devel/ /
+COPY --link --from=rdma-core-git /out/devel/ /
 COPY --link --from=perftest /out/devel/ /
 COPY --link --from=ucx /out/devel/ /
-COPY --link --from=ucc /out/devel/ /
 COPY --link --from=openmpi-git /out/devel/ /
+COPY --link --from=nccl-wheel /out/devel/ /
+COPY --link --from=ucc /out/devel/ /
 COPY --link --from=nccl-tests /out/devel/ /
 
 COPY --link --chmod=755 <<'EOF' /usr/sbin/sshd

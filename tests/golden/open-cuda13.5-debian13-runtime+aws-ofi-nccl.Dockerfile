@@ -947,15 +947,15 @@ EOF
 
 COPY --link --from=cuda /out/runtime/ /
 COPY --link --from=gdrcopy /out/runtime/ /
-COPY --link --from=rdma-core-git /out/runtime/ /
 COPY --link --from=nvbandwidth /out/runtime/ /
 COPY --link --from=pmix-git /out/runtime/ /
-COPY --link --from=nccl-wheel /out/runtime/ /
+COPY --link --from=rdma-core-git /out/runtime/ /
 COPY --link --from=perftest /out/runtime/ /
 COPY --link --from=ucx /out/runtime/ /
-COPY --link --from=aws-ofi-nccl /out/runtime/ /
-COPY --link --from=ucc /out/runtime/ /
 COPY --link --from=openmpi-git /out/runtime/ /
+COPY --link --from=aws-ofi-nccl /out/runtime/ /
+COPY --link --from=nccl-wheel /out/runtime/ /
+COPY --link --from=ucc /out/runtime/ /
 COPY --link --from=nccl-tests /out/runtime/ /
 
 COPY --link --chmod=755 <<'EOF' /usr/sbin/sshd

@@ -800,11 +800,11 @@ COPY --link --from=gdrcopy /out/runtime/ /
 COPY --link --from=nvbandwidth /out/runtime/ /
 COPY --link --from=pmix-git /out/runtime/ /
 COPY --link --from=rdma-core-git /out/runtime/ /
-COPY --link --from=nccl-git /out/runtime/ /
 COPY --link --from=perftest /out/runtime/ /
 COPY --link --from=ucx /out/runtime/ /
-COPY --link --from=ucc /out/runtime/ /
 COPY --link --from=openmpi-git /out/runtime/ /
+COPY --link --from=nccl-git /out/runtime/ /
+COPY --link --from=ucc /out/runtime/ /
 COPY --link --from=nccl-tests /out/runtime/ /
 
 COPY --link --chmod=755 <<'EOF' /usr/sbin/sshd

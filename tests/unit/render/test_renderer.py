@@ -5,17 +5,21 @@ import pytest
 
 from imagebuild.core.errors import ConfigError
 from imagebuild.project.plan import Plan, make_plan
-from imagebuild.project.project import Changes, Project
+from imagebuild.project.project import Changes, Project, parse_changes
 from imagebuild.project.select import select_one, select_targets
 from imagebuild.render.renderer import Renderer
 from imagebuild.render.resolve import gpu_capabilities
-from tests.conftest import ROOT, Files
+from imagebuild.render.stages import stages_of
+from tests.conftest import ROOT, Files, data
 
 GOLDEN = [
     "quickstart-cuda13.5-debian13-runtime", "quickstart-cuda13.5-debian13-devel", "open-cuda13.5-debian13-devel",
     "open-cuda13.5-ubuntu22.04-runtime", "torch-cuda13.0-debian13-runtime",
     "slim-cuda13.0-gpu90-debian13-runtime",
 ]  # fmt: skip
+BUMPS = data("bumps")
+VERSIONS = {"hpcx": "2.24.1", "nccl": "2.31.2", "openmpi-series": "5"}
+"""Another version of components whose data name the versions."""
 
 
 @pytest.mark.parametrize("name", GOLDEN)
@@ -60,6 +64,30 @@ def test_every_target_renders_alone(renderer: Renderer, full_plan: Plan) -> None
         assert "# syntax" not in text
         for source in re.findall(r"^COPY (?!.*--from)(.*)$", text, re.MULTILINE):
             assert "<<" in source, f"{target.id} copies from a build context: {source}"
+
+
+def layers(project: Project, target: str, *settings: str) -> dict[str, str]:
+    """Map the layers of an image, in order, to what their files depend on."""
+    changed = project.changed(parse_changes(settings))
+    text = Renderer(changed).dockerfile(select_one(make_plan(changed, [target]), target)).text
+    final, stages = text[text.index(" AS image\n") :], stages_of(text, "linux/amd64")
+    assert final.count("\nRUN ") == 1
+    copied = re.findall(r"^COPY --link --from=(\S+)", final, re.MULTILINE)
+    return {"RUN": final[final.index("<<'EOF'") : final.index("\nEOF\n")], **{name: stages[name].files for name in copied}}
+
+
+@pytest.mark.parametrize("target", BUMPS)
+def test_layers_that_an_update_may_change(target: str, project: Project, full_plan: Plan) -> None:
+    before, expected = layers(project, target), BUMPS[target]["bumps"]
+    assert [*before] == BUMPS[target]["layers"]
+    own = {name: project.components[name].model for name in select_one(full_plan, target).components}
+    changeable = {component.pin or name: component for name, component in own.items() if not component.version_axis}
+    found = {}
+    for pin, component in changeable.items():
+        version = VERSIONS.get(pin, "9") + (f"@{'c' * 40}" if component.git else "")
+        after = layers(project, target, f"{pin}={version}")
+        found[pin] = [name for name in after if after[name] != before[name]]
+    assert found == expected
 
 
 def test_targets_share_stages_letter_for_letter(renderer: Renderer, full_plan: Plan) -> None:
