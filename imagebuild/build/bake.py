@@ -61,7 +61,7 @@ class BuildRequest:
     output: str = "load"
     """`load` (into the engine's image store), `push`, `cacheonly`, or a folder for OCI layouts."""
     compression: str = "gzip"
-    """`gzip` or `zstd`, for layers in layouts and registries."""
+    """`gzip`, `zstd` or `estargz`, for layers in layouts and registries."""
     builders: tuple[str, ...] = ()
     """Names of buildx builders that share the work. Empty: the engine's default builder."""
     sources: tuple[str, ...] = ()

@@ -588,6 +588,7 @@ def export_images(
                 images = images_in(layout, Path(folder))
                 sboms = describe_images(run, target, images, progress)
             more["manifests"] = manifests = {image.platform: image.digest for image in images}
+            more["compression"] = run.request.compression
             more["size_bytes"] = sum(layer.size for layer in images[0].layers)
             if missing := [platform for platform in platforms if not manifests.get(platform)]:
                 raise ResultError(f"{layout}: BuildKit wrote no image for {', '.join(missing)}")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @options.command()
 def build(
     project: options.ProjectFiles, edits: options.ImageChanges, select: tuple[str, ...], platforms: tuple[str, ...],
-    load: bool, push: bool, output: Path | None, registry: str | None, compression: Literal["gzip", "zstd"],
+    load: bool, push: bool, output: Path | None, registry: str | None, compression: Literal["gzip", "zstd", "estargz"],
     builders: tuple[str, ...], sources: tuple[str, ...], base: Literal["bootstrap", "registry"], ca: Path | None,
     no_cache: bool, rebuild: datetime | None, cache: str | None, cache_write: bool, stage: str | None,
     bundle: Path | None, offline: bool, folder: Path, json_file: str | None, verbose: bool, lock: bool,

@@ -35,6 +35,8 @@ class BuildResult(fields.Model):
     platforms: tuple[fields.Platform, ...]
     size_bytes: int | None
     """Size of the compressed layers of one platform. None unless the result is in the engine's image store."""
+    compression: Literal["", "gzip", "zstd", "estargz"] = ""
+    """Compression of the layers, which changes their digests. Empty if the result is in the engine's image store."""
     seconds: Annotated[float, Field(ge=0, le=1e7)]
     steps: tuple[Step, ...]
     manifests: dict[fields.Platform, fields.Digest] = Field(default_factory=dict)

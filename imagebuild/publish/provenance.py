@@ -152,6 +152,7 @@ def provenance_of(
                 "target": recipe.target.id, "platform": platform,
                 "axes": recipe.target.axes, "components": recipe.target.components,
                 **({"workflow": origin["workflow"]} if origin.get("workflow") else {}),
+                **({"compression": result.compression} if result.compression else {}),
                 **({"rebuilt": str(result.rebuilt)} if result.rebuilt else {}),
             },
             "internalParameters": {"imagebuild": __version__, "slsaLevel": LEVEL, "statedBuilder": result.builder},

@@ -30,7 +30,7 @@ def test_what_is_there_is_not_pushed_again(tiny: Tiny, registry: str) -> None:
     assert sorted([*before.tags, *tiny.result().tags]) == sorted(f"{registry}/x/tiny-staging:{tag}" for tag in tags)
 
 
-@pytest.mark.parametrize("compression", ["gzip", "zstd"])
+@pytest.mark.parametrize("compression", ["gzip", "zstd", "estargz"])
 def test_output_is_an_oci_layout(tiny: Tiny, compression: str) -> None:
     tiny.build(TINY_TARGET, "--output", tiny.root / "layouts", "--compression", compression)
     layout, result = tiny.root / "layouts" / TINY_TARGET, tiny.result()
@@ -42,8 +42,11 @@ def test_output_is_an_oci_layout(tiny: Tiny, compression: str) -> None:
     assert all(digest_of(content) == digest for digest, content in blobs.items())
     manifest = json.loads(blobs[entry["digest"]])
     assert all(len(blobs[part["digest"]]) == part["size"] for part in [manifest["config"], *manifest["layers"]])
-    kind = f"application/vnd.oci.image.layer.v1.tar+{compression}"
+    assert result.compression == compression
+    kind = f"application/vnd.oci.image.layer.v1.tar+{compression.replace('estargz', 'gzip')}"
     assert {layer["mediaType"] for layer in manifest["layers"]} == {kind}  # including the layer of the base
+    toc = "containerd.io/snapshot/stargz/toc.digest"  # the table of a layer's files, by which stargz-snapshotter knows it
+    assert {toc in layer["annotations"] for layer in manifest["layers"]} == {compression == "estargz"}
     assert result.size_bytes == sum(layer["size"] for layer in manifest["layers"])
     labels = json.loads(blobs[manifest["config"]["digest"]])["config"]["Labels"]
     assert labels["imagebuild.target"] == TINY_TARGET
