@@ -45,7 +45,9 @@ def test_output_is_an_oci_layout(tiny: Tiny, compression: str) -> None:
     assert result.compression == compression
     kind = f"application/vnd.oci.image.layer.v1.tar+{compression.replace('estargz', 'gzip')}"
     assert {layer["mediaType"] for layer in manifest["layers"]} == {kind}  # including the layer of the base
-    toc = "containerd.io/snapshot/stargz/toc.digest"  # the table of a layer's files, by which stargz-snapshotter knows it
+    toc = (
+        "containerd.io/snapshot/stargz/toc.digest"  # the table of a layer's files, by which stargz-snapshotter knows it
+    )
     assert {toc in layer["annotations"] for layer in manifest["layers"]} == {compression == "estargz"}
     assert result.size_bytes == sum(layer["size"] for layer in manifest["layers"])
     labels = json.loads(blobs[manifest["config"]["digest"]])["config"]["Labels"]

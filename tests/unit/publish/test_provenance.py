@@ -56,7 +56,7 @@ def test_a_statement(tiny: Files, golden: Callable[[str, str], None]) -> None:
     """Of a build in CI, whose file another one called."""
     project = tiny.load()
     renderer, plan = Renderer(project), make_plan(project)
-    options = {"rebuilt": "2026-11-22", "compression": "estargz"}
+    options: Any = {"rebuilt": "2026-11-22", "compression": "estargz"}
     document = stated(renderer, plan, plan.targets[0].id, **options)
     text = encode_predicate(document).decode().replace(f'"{__version__}"', '"VERSION"')
     golden("tests/golden/provenance.json", text)

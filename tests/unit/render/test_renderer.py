@@ -73,7 +73,10 @@ def layers(project: Project, target: str, *settings: str) -> dict[str, str]:
     final, stages = text[text.index(" AS image\n") :], stages_of(text, "linux/amd64")
     assert final.count("\nRUN ") == 1
     copied = re.findall(r"^COPY --link --from=(\S+)", final, re.MULTILINE)
-    return {"RUN": final[final.index("<<'EOF'") : final.index("\nEOF\n")], **{name: stages[name].files for name in copied}}
+    return {
+        "RUN": final[final.index("<<'EOF'") : final.index("\nEOF\n")],
+        **{name: stages[name].files for name in copied},
+    }
 
 
 @pytest.mark.parametrize("target", BUMPS)
