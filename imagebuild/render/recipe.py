@@ -140,8 +140,8 @@ class Recipe:
 
     @property
     def copied(self) -> tuple[str, ...]:
-        """The components whose files are copied from their stages into the image, in the order of these steps: those that
-        change often come last."""
+        """The components whose files are copied from their stages into the image, in the order of these steps.
+        Components that change often come last."""
         ordered = sorted(self.components, key=lambda part: part.component.updates)
         return tuple(part.name for part in ordered if part.stage and not part.component.stage_only)
 
