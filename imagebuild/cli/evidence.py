@@ -64,6 +64,7 @@ def freshness(
     from functools import cache, partial
 
     from imagebuild.core.errors import NothingSelected
+    from imagebuild.core.files import read_bytes
     from imagebuild.core.run import run_program
     from imagebuild.lock.repositories import SignedSuite, read_suite
     from imagebuild.lock.resolve import network_upstream
@@ -75,9 +76,7 @@ def freshness(
 
     workspace, trust = project.open(options.PlanChanges().parse(registry)), signers.trusted()
     newer = [scan.value for scan in read_evidence([scans]).of_type(ScanResult)] if scans else []
-    if not keyring.is_file():
-        raise ConfigError(f"--keyring {keyring}: no such file; name the file with the keys")
-    signed, web = SignedSuite(archive, suite, keyring.read_bytes()), network_upstream(ca).web
+    signed, web = SignedSuite(archive, suite, read_bytes(keyring)), network_upstream(ca).web
     bases = workspace.project.matrix.model.bases
     releases = {name for name, base in bases.items() if base.release and base.release == suite.partition("-")[0]}
     targets = [t for t in select_targets(workspace.plan, select) if t.axes.get("os") in releases]

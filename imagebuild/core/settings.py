@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Annotated
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field
 from imagebuild.core import yaml
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Form, Model, full_reference
+from imagebuild.core.files import read_bytes
 
 Address = Annotated[
     str,
@@ -137,12 +138,16 @@ def ca_bundle(given: Path | None, environ: Mapping[str, str]) -> Path | None:
     named = (("--ca", given), *((f"{name}:", environ.get(name)) for name in CA_VARIABLES))
     for name, path in ((name, Path(path)) for name, path in named if path):
         try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"{name} {path}: cannot be read: {error.strerror}") from None
+            content = read_bytes(path)
+        except ConfigError as error:
+            raise ConfigError(f"{name} {error}") from None
         if b"CERTIFICATE-----" not in content:
             raise ConfigError(f"{name} {path}: contains no certificate; use a file with certificates in PEM format")
-        return path.resolve()
+        if path.is_file():
+            return path.resolve()
+        copy = Path(mkdtemp(prefix="imagebuild-"), "ca.pem")  # programs cannot read a stream again
+        copy.write_bytes(content)
+        return copy
     return SYSTEM_CA if SYSTEM_CA.is_file() else None
 
 

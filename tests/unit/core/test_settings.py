@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,12 @@ def test_the_ca_bundle_is_the_one_given_or_the_one_the_machine_uses(tmp_path: Pa
     assert ca_bundle(None, {"SSL_CERT_FILE": "", "PIP_CERT": str(bundle), "CURL_CA_BUNDLE": "/gone"}) == bundle
     with pytest.raises(ConfigError, match="PIP_CERT: /gone: cannot be read: No such file"):
         ca_bundle(None, {"PIP_CERT": "/gone", "CURL_CA_BUNDLE": str(bundle)})
+    source, sink = os.pipe()
+    os.write(sink, bundle.read_bytes())
+    os.close(sink)
+    copy = ca_bundle(Path(f"/dev/fd/{source}"), {})
+    assert copy and copy.read_text() == bundle.read_text()  # noqa: PT018 - one statement
+    assert ca_bundle(Path(f"/dev/fd/{source}"), {})  # a stream is read once, and asked for twice
     bundle.write_text("# A title\n")
     with pytest.raises(ConfigError, match=f"--ca {bundle}: contains no certificate; use a file"):
         ca_bundle(bundle, {})
