@@ -117,7 +117,7 @@ def plan(
         else:
             print_table(("target", "platforms", "image"), rows, whole=["image"])
         if absent := absences(workspace.plan, select, targets) if not why else ():
-            err.print(f"not listed: {', '.join(absent)}" + ("; --why shows the reasons" if excluded else ""))
+            out.print(f"not listed: {', '.join(absent)}" + ("; --why shows the reasons" if excluded else ""))
         if restricted:
             out.print()
             print_table(("restricted component", "condition for publishing its images"), list(restricted.items()))

@@ -20,9 +20,11 @@ MOST_NESTED = 8
 """Maximum depth at which keys are looked for, because a model may contain itself."""
 OTHER_KEYS = {
     "args": "write `versions`, or use `env` for variables of the image",
+    "attest": "remove it; `imagebuild publish` attaches SBOM and provenance", "dockerfileinline": "use `append`",
     "baseimage": "use the axis `os` and `bases`, or --base-image IMAGE@DIGEST", "context": "use --source NAME=DIR",
     "cachefrom": "use --cache REPOSITORY", "cacheto": "use --cache REPOSITORY --cache-write",
     "contexts": "use --source NAME=DIR", "group": "name several images on the command line instead",
+    "groups": "name several images on the command line instead",
     "inherits": "write `from`", "matrix": "write `axes`", "target": "write `images`", "variable": "write `versions`",
     "variables": "write `versions`",
 }  # fmt: skip

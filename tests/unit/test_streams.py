@@ -30,6 +30,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files.write("catalog.json", '{"images": []}')
     files.write("plan.json", '{"targets": []}')
     files.write("policy.yaml", "fail: {severity: high}\n")
+    shell(files.root, "run --json base.json", "report log.txt")
     shutil.copy(ROOT / "tests/data/scan/grype.sarif", files.root / "report.sarif")
     os.mkfifo(files.root / "fifo")
     return files.root
