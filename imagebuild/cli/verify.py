@@ -16,6 +16,7 @@ from imagebuild.core.errors import CommandError, ConfigError, NothingSelected
 from imagebuild.core.files import refuse_links, write_text
 
 if TYPE_CHECKING:
+    from imagebuild.bench.models import Openness
     from imagebuild.bench.profiles import Profile
     from imagebuild.bench.verification import CheckResult, VerifyResult
     from imagebuild.project.plan import Plan
@@ -28,7 +29,6 @@ def verify(
     profiles: Path | None, nodes: int | None, gpus: int | None, domains: int | None, allow: tuple[str, ...],
     json_file: str | None, folder: Path, lock: bool,
 ) -> None:  # fmt: skip
-    from imagebuild.bench.judge import accepted_kinds
     from imagebuild.bench.models import Launch
     from imagebuild.project.lockfile import check_pinned, lacks
     from imagebuild.verify.checks import select_checks
@@ -41,9 +41,12 @@ def verify(
     told = {"--gpus": gpus, "--domains": domains, "--allow": allow, "--profiles": profiles}
     if not profile and (option := next((option for option, value in told.items() if value), None)):
         raise ConfigError(f"{option}: has no effect without a profile; name a profile with --profile")
+    allowed: tuple[Openness, ...] = ()
     if profile:
+        from imagebuild.bench.judge import accepted_kinds
         from imagebuild.bench.profiles import find_profile, load_profiles
 
+        allowed = accepted_kinds(allow)
         folders = options.data_folders(profiles, "profiles", project.root)
         hardware = find_profile(load_profiles(*folders), profile).model
     for setting in env:
@@ -73,7 +76,7 @@ def verify(
     variables = dict(setting.split("=", 1) for setting in env)
     request = VerifyRequest(
         image, runner, only, names, pull, folder, output, variables, hardware,
-        Launch(nodes=nodes, gpus=gpus, domains=domains), accepted_kinds(allow),
+        Launch(nodes=nodes, gpus=gpus, domains=domains), allowed,
     )  # fmt: skip
     result = verify_image(workspace.project, workspace.plan, request)
     name_known_faults(result, workspace.plan, hardware)

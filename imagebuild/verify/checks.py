@@ -13,9 +13,8 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from imagebuild.bench import judge, read
-from imagebuild.bench.ceilings import forced_classes
 from imagebuild.bench.models import Diagnostic, Launch, Measurement, Results
 from imagebuild.bench.profiles import Profile
 from imagebuild.bench.verification import SPEED, CheckResult, Outcome, Surroundings
@@ -179,6 +178,8 @@ def run_check(
     else:
         reason = judge_check(check, planned.version, execution, log)
         if check.results:
+            from imagebuild.bench import read
+
             results = read.read_text(str(planned), log.read_text(errors="replace"))
             results = results.with_launch(launch) if any(s.tools for s in results.sources) else Results()
             if execution.status is not None:
@@ -281,6 +282,8 @@ def judge_check(check: Check, version: str | None, execution: Execution, log: Pa
 
 def correctness_problem(results: Results, tool: str) -> str:
     """Return why the data of a benchmark are wrong, or why there are no results; empty if the data are right."""
+    from imagebuild.bench import judge
+
     of_tool: Mapping[str, Sequence[Measurement | Diagnostic]] = {
         "nccl-tests": results.runs, "nvbandwidth": results.tests, "dcgmi": results.diagnostics,
     }  # fmt: skip
@@ -297,13 +300,15 @@ def launch_of(check: Check, session: Session, environment: Mapping[str, str], to
 
     If the user names a number of nodes, checks for several nodes use this number."""
     place, nodes = session.surroundings, nodes_needed(check.needs)
-    variables = {**place.environment, **environment, **check.environment}
-    facts = {
+    facts: dict[str, Any] = {
         "ranks": check.ranks if check.ranks > 1 else None,
         "nodes": max(nodes, told.nodes or nodes) if nodes > 1 else 1,
-        "algorithms": forced_classes(variables),
         "one_host": session.starts_image,  # the nodes are containers of one engine
     }
+    if check.results:
+        from imagebuild.bench.ceilings import forced_classes
+
+        facts["algorithms"] = forced_classes({**place.environment, **environment, **check.environment})
     return told.model_copy(update=facts)
 
 
@@ -316,6 +321,8 @@ def judged_speed(
     `result` is the result of the benchmark, which says whether the data are right."""
     if not check.results or result.outcome == "skipped":
         return None
+    from imagebuild.bench import judge
+
     speed = CheckResult(
         component=result.component, check=f"{result.check}{SPEED}", outcome="skipped", sha256=result.sha256
     )
