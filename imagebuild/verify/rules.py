@@ -54,10 +54,16 @@ def closure(inspection: Inspection) -> Iterator[Finding]:
 
     A missing library is only a note if a program can load the library before it loads the file. This is possible if the
     image contains the library, no program is linked to the file, and the loader does not search the file's folder.
+    Programs in a Python package that are not on PATH are only started by the package, which can set LD_LIBRARY_PATH.
     For plug-ins, providers and modules, the libraries that load them are known."""
     tree, folders = inspection.tree, set(inspection.loader.folders(inspection.machine))
     provided = {elf.soname or path.rpartition("/")[2]: path for path, elf in inspection.objects.items()}
-    programs = [loaded for elf, loaded in inspection.closures if elf.interpreter]
+    on_path = {tree.resolve(f"{folder}/{name}") for folder in inspection.searched for name in tree.names(folder)}
+    programs = [
+        loaded
+        for elf, loaded in inspection.closures
+        if elf.interpreter and (loaded.files[0] in on_path or not SITE.match(loaded.files[0]))
+    ]
     used = {path for loaded in programs for path in loaded.libraries.values()}
     needed = {pair for loaded in programs for pair in loaded.missing}
     opened = {file.path: file for file in opened_files(inspection)}
@@ -74,8 +80,8 @@ def closure(inspection: Inspection) -> Iterator[Finding]:
         where = "which the image lacks"
         if name in provided:
             where = f"which the loader does not find, although /{provided[name]} provides it"
-        on_path = tree.resolve(folder) in folders and who not in used
-        if (who, name) in needed or name not in provided or on_path:
+        searched = tree.resolve(folder) in folders and who not in used
+        if (who, name) in needed or name not in provided or searched:
             yield Finding(f"/{who}", f"needs {name}, {where}{loss}")
         else:
             yield Finding(f"/{who}", f"needs {name}, {where}; the program must load {name} first", note=True)
