@@ -13,6 +13,7 @@ from functools import cache
 from importlib import import_module
 from io import TextIOWrapper
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import click
@@ -57,9 +58,10 @@ class LazyCommands(click.Group):
             return load_command(cmd_name)
         if ctx.resilient_parsing:
             return None
-        from imagebuild.cli.options import table
+        import yaml
 
-        if instead := table("foreign")["commands"].get(cmd_name):
+        foreign = yaml.safe_load(Path(__file__).with_name("foreign.yaml").read_text(encoding="utf-8"))
+        if instead := foreign["commands"].get(cmd_name):
             raise ConfigError(f"No such command {cmd_name!r}; {instead}")
         raise NoSuchCommand(cmd_name, possibilities=MODULES, ctx=ctx)  # proposes the nearest command
 

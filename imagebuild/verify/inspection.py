@@ -14,7 +14,6 @@ from imagebuild.oci.layout import WHITEOUT
 from imagebuild.project.component import Component
 from imagebuild.project.plan import Plan, Target, components_of
 from imagebuild.project.project import Project
-from imagebuild.render.resolve import resolve_recipe
 from imagebuild.verify.elf import MACHINES, Closure, Loader
 from imagebuild.verify.files import Elf, FileEntry, Finding, Layer, Tree
 
@@ -46,6 +45,8 @@ class Inspection:
     """Number of layers that were read. The facts about the others are from the cache."""
     base_of: Callable[[Target], str] = field(default=lambda _: "")
     """A function that returns the base image of a target in the lock."""
+    copied_of: Callable[[Target], Sequence[str]] = field(default=lambda _: ())
+    """A function that returns the components that a target copies, each in a layer of its own, in order."""
     find_base: Callable[[str, str | None, Sequence[str]], FoundImage] | None = None
     """A function that finds this base image. Its arguments are the reference, the release for which a machine may have
     bootstrapped it, and the diff ids of the image's layers."""
@@ -134,7 +135,7 @@ class Inspection:
         steps = [step for step in self.image.config.get("history") or () if not step.get("empty_layer")]
         copied = [number for number, step in enumerate(steps) if COPIED.fullmatch(str(step.get("created_by")))]
         try:
-            names = resolve_recipe(self.project, self.target).copied
+            names = self.copied_of(self.target)
         except (NotApplicable, ImagebuildError):
             return {}
         # An image that this image starts from has copied files before.

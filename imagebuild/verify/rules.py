@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch, fnmatchcase
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -563,14 +563,17 @@ def read_images(found: FoundImage, project: Project, plan: Plan, finder: ImageFi
     """Read the files of an image, and return an inspection for each of the image's platforms. `finder` finds its base.
     Raises CommandError if an engine or a registry fails, ResultError if the image cannot be read."""
     inspections = []
-    base_of = lambda target: resolve_recipe(project, target).base  # noqa: E731
+    recipe_of = partial(resolve_recipe, project)
     finder = finder or ImageFinder()
     with room_explained(found.name):
         for image in map(found.image, found.platforms):
             began = time.monotonic()
             facts, read = read_layers(image)
             seconds = time.monotonic() - began
-            inspection = Inspection(image, facts, project, plan, seconds, read, base_of, finder.find_base)
+            inspection = Inspection(
+                image, facts, project, plan, seconds, read, find_base=finder.find_base,
+                base_of=lambda target: recipe_of(target).base, copied_of=lambda target: recipe_of(target).copied,
+            )  # fmt: skip
             try:
                 inspection.tree  # noqa: B018  # an image that engines refuse has no tree
             except ResultError as error:
