@@ -59,7 +59,7 @@ class WordChoice(click.Choice[str]):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as error:
-            near = nearest(str(value), self.choices)
+            near = nearest(table("foreign")["values"].get(value, str(value)), self.choices)
             self.fail(error.message.removesuffix(".") + (f"; did you mean {near!r}?" if near else ""), param, ctx)
 
 

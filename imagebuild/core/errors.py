@@ -92,8 +92,10 @@ def plural(count: int, noun: str) -> str:
 def suggestion(name: str, known: Mapping[str, Any] | list[str] | set[str]) -> str:
     """Return the end of a message about an unknown name.
     If a known name is similar, `; did you mean 'x'?`. Otherwise, a list of the known names."""
-    if near := nearest(name, known):
-        return f"; did you mean {near!r}?"
+    longer = sorted(other for other in known if other.startswith(f"{name}-"))
+    best = nearest(name, known, 0.85 if longer else 0.6)
+    if near := [best] if best else longer:
+        return f"; did you mean {' or '.join(map(repr, near))}?"
     names = sorted(known)
     more = f" and {len(names) - MANY} more" if len(names) > MANY else ""
     return f"; known: {', '.join(names[:MANY])}{more}" if known else ""
