@@ -62,9 +62,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def followed(words: list[str], message: str) -> list[str]:
     """Return the words of a command line, changed as a message proposes."""
-    if near := re.search(
-        r"(\S+?)(?:: (?:unknown|no selected|\w+ does)[^;]*|; \S+)?; did you mean '([^']+)'", message
-    ):
+    if near := re.search(r"(\S+?)(?:: (?:unknown|no selected|\w+ does)[^;]*|; \S+)?; did you mean '([^']+)'", message):
         words = [near[2] if word == near[1] else word for word in words]
     for clause in re.findall(r"(?:; add|replace it:) ((?:--with(?:out)? [\w-]+ ?)+)", message):
         words = [*words, *clause.split()]
