@@ -263,9 +263,9 @@ def rootless(inspection: Inspection) -> Iterator[Finding]:
     capabilities = set(filter(None, env.get("NVIDIA_DRIVER_CAPABILITIES", "").split(",")))
     if any(elf.gpu for elf in inspection.objects.values()):
         if env.get("NVIDIA_VISIBLE_DEVICES", "") in ("", "none", "void"):
-            yield Finding("NVIDIA_VISIBLE_DEVICES", "names no GPU, so enroot gives containers no GPU")
+            yield Finding("NVIDIA_VISIBLE_DEVICES", "names no GPU, so enroot gives containers no GPU; set it to all")
         if not capabilities & {"all", "compute"}:
-            yield Finding("NVIDIA_DRIVER_CAPABILITIES", "lacks compute, so containers of enroot have no libcuda.so.1")
+            yield Finding("NVIDIA_DRIVER_CAPABILITIES", "lacks compute, so enroot brings no libcuda.so.1; add it")
     if unknown := sorted(capabilities - CAPABILITIES_OF_DRIVER):
         yield Finding("NVIDIA_DRIVER_CAPABILITIES", f"contains {', '.join(unknown)}, which enroot's hook refuses")
     devices = env.get("MELLANOX_VISIBLE_DEVICES", "")

@@ -261,8 +261,8 @@ def test_what_hooks_of_gpus_need(case: Case) -> None:
     case.layers.append({"opt/lib.so": elf(fatbin=image_files.fatbin(("code", 90, 0)))})
     case.settings["Env"] = [f"PATH={PATH}", "NVIDIA_DRIVER_CAPABILITIES=utility"]
     assert case.results()["rootless"].output.splitlines() == [
-        "NVIDIA_VISIBLE_DEVICES: names no GPU, so enroot gives containers no GPU",
-        "NVIDIA_DRIVER_CAPABILITIES: lacks compute, so containers of enroot have no libcuda.so.1",
+        "NVIDIA_VISIBLE_DEVICES: names no GPU, so enroot gives containers no GPU; set it to all",
+        "NVIDIA_DRIVER_CAPABILITIES: lacks compute, so enroot brings no libcuda.so.1; add it",
     ]
 
 
