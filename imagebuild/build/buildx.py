@@ -511,8 +511,6 @@ def explain_failure(run: BuildRun, stream: EventStream, status: int) -> str:
     lines = [*dict.fromkeys(stream.failure_messages()[-ERROR_LINES:])] or [silent]
     if any(re.match("ERROR: no builder .* found", line) for line in lines):
         return f"--builder {run.request.builder}: there is no such builder; `docker buildx ls` lists the builders"
-    if any("no space left on device" in line for line in lines):
-        lines.append("a disk is full: run `docker buildx prune`, or name a folder on another disk with --folder")
     ended = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
     return f"docker buildx bake {ended}:\n" + "\n".join(lines)
 
