@@ -5,7 +5,7 @@ IMAGEBUILD := $(VENV)/bin/imagebuild
 PYTHON ?= python3
 TARGET := quickstart-cuda13.5-debian13-runtime
 
-.PHONY: image test lint docs workflows unit browser docker reproducible-proof hpcx-proof bundle-proof builders-proof bench bare-proof golden schemas requirements clean
+.PHONY: image test lint docs workflows unit browser docker reproducible-proof hpcx-proof bundle-proof deepspeed-proof pods-proof builders-proof bench bare-proof golden schemas requirements clean
 
 image: $(VENV)/installed ## build the quickstart image for this machine's platform, and check it
 	$(IMAGEBUILD) engine up
@@ -55,6 +55,14 @@ bundle-proof: $(VENV)/installed-dev ## build quickstart from a bundle with an em
 builders-proof: $(VENV)/installed-dev ## build on nodes of BuildKit with TLS, one of them rootless; BUILDKIT is the folder of its buildkitd
 	$(IMAGEBUILD) engine up
 	$(VENV)/bin/pytest -m docker -v --buildkit "$(BUILDKIT)" tests/docker/test_builders.py
+
+deepspeed-proof: $(VENV)/installed-dev ## run examples/deepspeed.yaml with the real DeepSpeed, without GPUs, in three containers
+	$(IMAGEBUILD) engine up
+	tests/deepspeed.sh
+
+pods-proof: $(VENV)/installed-dev ## validate the pods of jobs and examples against Kubernetes's own schema
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[pods]'
+	$(VENV)/bin/python -m tests.pods
 
 bare-proof: ## run both commands of the README on a minimal Debian 12 with empty caches
 	.ci/bare --fresh $(MAKE) image test
