@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -172,6 +173,11 @@ class Profile(ProfileFile):
     def references_at(self, collective: str, ranks: int, nodes: int) -> list[MeasuredSpeed]:
         """Return the references of a collective for exactly this number of ranks and nodes."""
         return [r for r in self.references if (r.collective, r.ranks, r.nodes) == (collective, ranks, nodes)]
+
+    @property
+    def stamp(self) -> str:
+        """The name and the hash of the profile, by which results say how they were judged."""
+        return f"{self.name} sha256:{hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]}"
 
     @property
     def place(self) -> Place:

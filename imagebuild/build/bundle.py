@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import tempfile
 import threading
 from collections import defaultdict
@@ -46,6 +47,9 @@ SUMS = "SHA256SUMS"
 """Name of the file with the hashes of all other files of a bundle. This file is written last."""
 WHEELS = "/wheels/"
 """Path of the package proxy's page that lists the wheels, and the start of the path of each wheel."""
+
+HOSTS = re.compile(r"https?://([^/\s\"'|\\]+)")
+"""Matches the hosts in Dockerfiles."""
 
 
 class BundleManifest(Model):
@@ -151,7 +155,9 @@ def record_bundle(folder: Path, run: BuildRun, note: Callable[[str], None]) -> I
             base, _, images[image] = context.removeprefix("oci-layout://").rpartition("@")
             copy_image(images[image], Layout(Path(base)), layout)
         contexts = {image: f"oci-layout://{folder / IMAGES}@{digest}" for image, digest in images.items()}
-        with package_proxy(gateway_address(run.engine), store, note) as proxy:
+        texts = (*configured.mirrors.downloads.values(), *(run.dockerfiles[target].text for target in needs))
+        steps = store.for_steps(frozenset(HOSTS.findall("\n".join(texts))), configured, ca)
+        with package_proxy(gateway_address(run.engine), steps, note) as proxy:
             yield contexts, stages, _proxy_secrets(proxy, recording=True)
     keys: defaultdict[str, set[Platform]] = defaultdict(set)
     for target, need in needs.items():

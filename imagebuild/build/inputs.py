@@ -11,9 +11,9 @@ import netrc
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -162,6 +162,10 @@ class DownloadStore:
         with git_environment(ca, settings.netrc_file) as environ:
             web = Downloads(settings.mirrors.download, ca, settings.netrc_file)
             yield cls(folder, web, Git(settings.mirrors, environ))
+
+    def for_steps(self, trusted: Collection[str], settings: Settings, ca: Path | None) -> DownloadStore:
+        """Return the same store for build steps. They can ask any host; only `trusted` hosts get logins."""
+        return replace(self, web=Downloads(settings.mirrors.download, ca, settings.netrc_file, trusted=trusted))
 
     def get(self, url: str) -> Path:
         """Return the path of the file with this address. Fetch the file if the store lacks it.

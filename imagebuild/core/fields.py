@@ -204,6 +204,11 @@ def natural_order(text: str) -> list[tuple[int, int, str]]:
     return [(1, len(p), p) if p == "" or p.isdecimal() else (0, 0, p) for p in parts]
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether a host, with or without a port, is this machine."""
+    return bool(re.fullmatch(r"(localhost|127(\.[0-9]+){3}|\[::1\])(:[0-9]+)?", host))
+
+
 def full_reference(reference: str) -> str:
     """Return the reference of an image with its registry: `docker.io/library/debian:13` for `debian:13`."""
     first, slash, _ = reference.partition("/")

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -27,6 +27,7 @@ from urllib3.util import Retry
 
 from imagebuild.core.console import doing
 from imagebuild.core.errors import Absent, CommandError, Unreachable
+from imagebuild.core.fields import is_loopback
 
 AGENT = "imagebuild"
 CHUNK = 1 << 18
@@ -182,6 +183,7 @@ class Client:
         self.session = requests.Session()
         # No compression: digests are computed over the bytes of the file.
         self.session.headers.update({"User-Agent": AGENT, "Accept-Encoding": "identity", **headers})
+        self.session.auth = lambda request: request  # the HTTP library would send logins of ~/.netrc to every port
         self.session.verify = str(ca) if ca else True
         for scheme in ("http://", "https://"):
             self.session.mount(scheme, _Adapter(pool_connections=4, pool_maxsize=CONNECTIONS))
@@ -343,9 +345,14 @@ def innermost_reason(error: Exception) -> str:
 
 
 def login_for(url: str, netrc_file: Path | None) -> tuple[str, str] | None:
-    """Return the user and the password for a URL from a netrc file.
-    None if the file has no entry for the host of the URL."""
-    entry = netrc.netrc(netrc_file).authenticators(urlsplit(url).hostname or "") if netrc_file else None
+    """Return the user and the password for a URL from a netrc file. None if the file has no entry for the URL.
+
+    An entry `machine HOST` is only for TLS and this machine: another server could pretend to be the host. As for apt,
+    `machine http://HOST` is for servers without TLS. The entry `default` is not used: a project chooses the hosts."""
+    address, hosts = urlsplit(url), netrc.netrc(netrc_file).hosts if netrc_file else {}
+    safe = address.scheme == "https" or is_loopback(address.netloc)
+    names = [f"{address.scheme}://{address.netloc}", f"{address.scheme}://{address.hostname}"]
+    entry = next((hosts[name] for name in (*names, *[address.hostname] * safe) if name in hosts), None)
     return (entry[0], entry[2]) if entry else None
 
 
@@ -357,12 +364,14 @@ class Downloads:
 
     def __init__(
         self, rewrite: Callable[[str], str] = str, ca: Path | None = None, netrc_file: Path | None = None, *,
-        patience: Patience = PATIENCE, headers: Mapping[str, str] | None = None,
+        patience: Patience = PATIENCE, headers: Mapping[str, str] | None = None, trusted: Collection[str] | None = None,
     ) -> None:  # fmt: skip
         """Make a downloader. `rewrite` turns a URL into the URL of its mirror.
-        `netrc_file` contains passwords of hosts. Default: the netrc file that the HTTP library finds."""
+
+        `netrc_file` contains passwords of hosts. `trusted` are the hosts, with ports, to which passwords are sent, and
+        the only ones on this machine that are asked. Default: all hosts."""
         self.client = Client(ca, patience, **(headers or {}))
-        self._rewrite, self._netrc = rewrite, netrc_file
+        self._rewrite, self._netrc, self._trusted = rewrite, netrc_file, trusted
         self._down: dict[str, tuple[float, str]] = {}
         """Maps each server that did not answer to the time of the failed request and the reason."""
 
@@ -401,6 +410,9 @@ class Downloads:
         address = self._rewrite(url)
         where = url if address == url else f"{url} (as {address})"
         host = urlsplit(address).netloc
+        trusted = self._trusted is None or host in self._trusted
+        if not trusted and is_loopback(host):
+            raise CommandError(f"{where}: a build step may not ask this machine; name the server in the matrix")
         since, reason = self._down.get(host, (0.0, ""))
         if reason and time.monotonic() - since < DOWN_S:
             raise Unreachable(f"{where}: {reason}")
@@ -408,7 +420,7 @@ class Downloads:
         def attempt() -> T:
             answer = self.client.send(
                 method, address, where, timeout_s=DOWNLOAD_TIMEOUT_S, stream=True,
-                auth=login_for(address, self._netrc),
+                auth=login_for(address, self._netrc) if trusted else None,
             )  # fmt: skip
             with answer:
                 if answer.status_code in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
@@ -416,7 +428,7 @@ class Downloads:
                 if answer.status_code != HTTPStatus.OK:
                     raise Unreachable(f"{where}: the server answered {describe_answer(answer)}")
                 if answer.headers.get("Content-Type", "").startswith("text/html"):
-                    remedy = "if the server needs a login, add the user and password to your netrc file"
+                    remedy = "if the server needs a login, add them to the netrc file in your configuration"
                     raise CommandError(f"{url}: is a web page, not a file; {remedy}")
                 return read(answer)
 

@@ -65,11 +65,13 @@ def _expanded(path: str) -> Path:
 def _readable_netrc(path: str) -> str:
     file = _expanded(path)
     try:
-        netrc.netrc(file)
+        hosts = netrc.netrc(file).hosts
     except (OSError, netrc.NetrcParseError) as error:
         # The text of the error may quote the file, which contains passwords.
         reason = error.strerror if isinstance(error, OSError) else f"line {error.lineno} is not in the format of netrc"
         raise ValueError(f"{file} cannot be read: {reason}") from None
+    if "default" in hosts:
+        raise ValueError(f"{file}: `default` sends a password to every server; write `machine HOST` for each host")
     return str(file)
 
 

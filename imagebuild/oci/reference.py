@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.fields import DEFAULT_REGISTRY, DIGEST, HOST, PATH, TAG, full_reference
+from imagebuild.core.fields import DEFAULT_REGISTRY, DIGEST, HOST, PATH, TAG, full_reference, is_loopback
 
 _REFERENCE = re.compile(
     rf"(?P<host>{HOST})/(?P<repository>{PATH}(?:/{PATH})*)"
@@ -52,11 +52,6 @@ def parse_reference(text: str) -> ImageReference:
     if not match:
         raise ConfigError(f"{text}: {NO_REFERENCE}")
     return ImageReference(**match.groupdict())
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host, with or without a port, is this machine."""
-    return bool(re.fullmatch(r"(localhost|127(\.[0-9]+){3}|\[::1\])(:[0-9]+)?", host))
 
 
 def api_address(host: str, insecure: tuple[str, ...] = ()) -> str:

@@ -27,13 +27,13 @@ from requests.utils import parse_dict_header
 
 from imagebuild.core import settings
 from imagebuild.core.errors import CommandError, ResultError
-from imagebuild.core.fields import DIGEST
+from imagebuild.core.fields import DIGEST, is_loopback
 from imagebuild.core.files import temporary_file
 from imagebuild.core.http import AGENT, PATIENCE, Client, Patience, TryAgain, describe_answer, errors_in, join, json_of
 from imagebuild.core.run import for_each
 from imagebuild.oci import layout
 from imagebuild.oci.layout import MOST_BYTES
-from imagebuild.oci.reference import api_address, is_loopback, parse_reference
+from imagebuild.oci.reference import api_address, parse_reference
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -106,7 +106,6 @@ class Registry:
         self.client.session.cookies = RequestsCookieJar(DefaultCookiePolicy(allowed_domains=[]))
         # As in docker, registries on this machine are reached without a proxy.
         self.client.session.trust_env = not is_loopback(self.host)
-        self.client.session.auth = lambda request: request  # prevents a netrc file from replacing the header
         self._logins: dict[tuple[str, ...], str] = {}
         """Maps the scopes of requests (repositories and permissions) to the `Authorization` header. A header is sent
         until the registry refuses it."""

@@ -4,12 +4,15 @@ import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 
 from pydantic import BaseModel
 
+from imagebuild.bench.profiles import load_profiles
 from imagebuild.bench.verification import SPEED, VerifyResult
 from imagebuild.core.fields import Platform, axis_facts, matches
+from imagebuild.core.files import shipped_folder
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.component import parse_need
 from imagebuild.project.load import hash_of_check, script_of
@@ -47,6 +50,8 @@ class PublishRule:
     needs several nodes needs no special hardware."""
     sha256: str = ""
     """Hash of the check in this checkout. If a check with another hash passed, the result does not count."""
+    options: frozenset[str] = frozenset()
+    """The options of `verify` that name a profile of this checkout. A verdict on speed only counts with one of them."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +108,18 @@ def rules_of(project: Project, target: Target) -> tuple[PublishRule, ...]:
                 anywhere = all(parse_need(need)[0] == "nodes" for need in check.needs)
                 rules.append(PublishRule(f"{component}/{check.name}", anywhere, sha256))
                 if check.results:
-                    rules.append(PublishRule(f"{component}/{check.name}{SPEED}", always=False, sha256=sha256))
+                    options = profile_options(project.roots)
+                    rules.append(PublishRule(f"{component}/{check.name}{SPEED}", False, sha256, options))
     return tuple(rules)
+
+
+@cache
+def profile_options(roots: tuple[Path, ...]) -> frozenset[str]:
+    """Return the option of `verify` for each profile of a project with these folders, with the hash of the profile.
+    Raises ConfigError that lists the mistakes in the profiles."""
+    folders = [folder / "profiles" for folder in (shipped_folder(), *(root.parent for root in reversed(roots)))]
+    profiles = load_profiles(*(folder for folder in folders if folder.is_dir()))
+    return frozenset(f"--profile {profile.model.stamp}" for profile in profiles.values())
 
 
 def hashes_of(renderer: Renderer, targets: Collection[Target]) -> RenderedHashes:
@@ -189,6 +204,7 @@ def _check_objections(
         yield f"not verified: no result is about {choice.digest}; {VERIFY}"
         return
     hashes = {rule.name: rule.sha256 for rule in rules}
+    judged_by = {rule.name: rule.options for rule in rules if rule.options}
     decided, inapplicable, skipped = set[str](), set[str](), dict[str, str]()
     for verification in verifications:
         checks, doubt = verification.value.checks, unproven(verification.value)
@@ -200,6 +216,9 @@ def _check_objections(
                 skipped[name] = f"{doubt} ({verification.path})"
             elif check.sha256 != hashes.get(name, check.sha256):
                 other = "the result is for another version of the check than the version in this checkout"
+                skipped[name] = f"{other} ({verification.path}); run `imagebuild verify` again"
+            elif name in judged_by and not judged_by[name] & {*verification.value.options}:
+                other = "the speed was judged by a profile that differs from those of this checkout"
                 skipped[name] = f"{other} ({verification.path}); run `imagebuild verify` again"
             elif check.outcome == "passed":
                 decided.add(name)

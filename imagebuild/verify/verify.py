@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -107,8 +106,7 @@ def options_of(request: VerifyRequest) -> tuple[str, ...]:
     """Return the options that can change which checks run, or their outcome, without values that may be private."""
     kept, profile = console.kept_environment(request.environment), request.profile
     variables = (f"--env {name}={kept.get(name, console.BLANK)}" for name in request.environment)
-    hashed = hashlib.sha256(profile.model_dump_json().encode()).hexdigest()[:12] if profile else ""
-    named = [f"--profile {profile.name} sha256:{hashed}"] if profile else []
+    named = [f"--profile {profile.stamp}"] if profile else []
     allowed = (f"--allow {claim}" for claim in request.allowed)
     return (*variables, *allowed, *(f"--only {pattern}" for pattern in request.checks), *named)
 

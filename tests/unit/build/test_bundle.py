@@ -10,12 +10,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from imagebuild.build.bundle import Bundle, BundleManifest, fetch_wheels, finish_bundle, package_proxy
+from imagebuild.build.bundle import HOSTS, Bundle, BundleManifest, fetch_wheels, finish_bundle, package_proxy
 from imagebuild.build.inputs import DownloadStore, Needs
 from imagebuild.core.errors import CommandError
 from imagebuild.core.files import file_sha256
 from imagebuild.core.settings import Settings
-from tests.unit.conftest import Call
+from tests.faulty import Answer
+from tests.unit.conftest import LOGIN, Call, Serve
 from tests.upstream.server import Server
 from tests.upstream.wheels import make_wheel
 
@@ -87,6 +88,17 @@ def test_a_proxy_records_and_plays_back(store: DownloadStore, site: Server) -> N
         assert refused == [502, 502, 502, 404]
     assert len(log) == 6
     assert "503" in log[2]
+
+
+def test_build_steps_get_no_login_for_hosts_of_their_choice(tmp_path: Path, serve: Serve) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
+    settings, log = Settings(netrc=str(tmp_path / "netrc")), list[str]()
+    site, other = serve(Answer(200, b"deb")), serve(Answer(200, b"deb"))
+    steps = DownloadStore(tmp_path).for_steps(HOSTS.findall(f"ADD {site.address} /"), settings, None)
+    with package_proxy("127.0.0.1", steps, log.append) as proxy:
+        assert [ask(proxy, server.address)[0] for server in (site, other)] == [200, 502]
+    assert (site.asked, other.asked) == ([LOGIN], [])
+    assert "a build step may not ask this machine" in log[0]
 
 
 @pytest.mark.programs

@@ -15,7 +15,7 @@ import pytest
 
 from imagebuild.core import http
 from imagebuild.core.errors import Absent, CommandError, Unreachable
-from imagebuild.core.http import Client, Downloads, Patience
+from imagebuild.core.http import Client, Downloads, Patience, login_for
 from tests.conftest import data
 from tests.faulty import Answer
 from tests.unit.conftest import LOGIN, Serve
@@ -82,6 +82,44 @@ def test_a_password_of_a_netrc_file_goes_to_its_host_and_no_further(serve: Serve
     with pytest.raises(Unreachable, match="the server answered 401") as caught:
         Downloads(netrc_file=tmp_path / "netrc").read(refusing.address)
     assert "secret" not in str(caught.value)
+
+
+LOGINS = """machine site.example login plain password 1
+machine http://apt.example login open password 2
+machine http://apt.example:8080 login port password 3
+machine 127.0.0.1 login here password 4
+default login every password 5
+"""
+
+
+@pytest.mark.parametrize(
+    ("url", "user"),
+    [
+        ("https://site.example/a", "plain"),
+        ("https://SITE.example:8443/a", "plain"),
+        ("http://site.example/a", None),
+        ("http://apt.example/a", "open"),
+        ("http://apt.example:81/a", "open"),
+        ("http://apt.example:8080/a", "port"),
+        ("https://apt.example/a", None),
+        ("http://127.0.0.1:5/a", "here"),
+        ("http://127.0.0.1.site.example/a", None),
+        ("https://evil.example/a", None),
+    ],
+)
+def test_logins_need_tls_and_a_named_host(url: str, user: str | None, tmp_path: Path) -> None:
+    (tmp_path / "netrc").write_text(LOGINS)
+    assert (login_for(url, tmp_path / "netrc") or (None,))[0] == user
+
+
+def test_the_users_own_netrc_file_is_not_read(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".netrc").write_text("default login me password secret\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
+    elsewhere = serve(GOOD)
+    site = serve(Answer(302, headers={"Location": elsewhere.address}))
+    assert Downloads().read(site.address) == DATA
+    assert site.asked + elsewhere.asked == [None, None]
 
 
 BOMB = gzip.compress(bytes(64 << 20))

@@ -43,6 +43,7 @@ def test_the_configuration_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "message"), ROWS["mistakes"])
 def test_mistakes_have_lines(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "netrc").write_text("machine x login y\npasswrd geheim\n")
+    (tmp_path / "all").write_text("default login y password geheim\n")
     with pytest.raises(ConfigError, match="config.yaml") as raised:
         load_settings(environ(tmp_path, text.replace("{}/", f"{tmp_path}/")))
     assert message in str(raised.value)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.oci.reference import ImageReference, api_address, is_loopback, parse_reference
+from imagebuild.core.fields import is_loopback
+from imagebuild.oci.reference import ImageReference, api_address, parse_reference
 from tests.conftest import data
 
 CASES = data("cases/oci/reference")

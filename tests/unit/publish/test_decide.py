@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from imagebuild.bench.profiles import find_profile, load_profiles
 from imagebuild.bench.verification import CheckResult
 from imagebuild.core.errors import ConfigError
+from imagebuild.core.files import shipped_folder
 from imagebuild.oci.layout import MANIFEST, Descriptor
 from imagebuild.verify.rules import UNJUDGED
 from tests.conftest import LIBRARY, data
@@ -147,6 +149,19 @@ def test_what_the_policy_asks_for_may_be_in_other_files(tmp_path: Path) -> None:
     assert done.attached == {"provenance": 4, "sbom": 4, "scan": 4, "verification": 8}
     site.ready(OLD)
     assert "publish.require contains library/newest, but this target has no such check" in site.publish(OLD).reasons
+
+
+def test_a_speed_counts_only_by_a_profile_of_this_checkout(tmp_path: Path) -> None:
+    site = Site(tmp_path, policy="publish: {require: [{when: {arch: amd64}, checks: [library/on-gpu-speed]}]}\n")
+    site.files.component("library", LIBRARY + CHECKS.replace("needs: [gpu]", "needs: [gpu], results: nccl-tests"))
+    site.read()
+    site.ready(NEW, outcomes={"library/on-gpu": "passed", "library/on-gpu-speed": "passed"})
+    stamp = find_profile(load_profiles(shipped_folder() / "profiles"), "h100").model.stamp
+    for option, state in (("h200", "refused"), (stamp[:-1] + "x", "refused"), (stamp, "published")):
+        site.edit(options=[f"--profile {option}"])
+        done = site.publish()
+        assert done.states == [state]
+        assert ("judged by a profile that differs from those of this checkout" in done.reasons) == (state == "refused")
 
 
 def test_a_build_of_no_commit_gets_no_tag_that_names_one(site: Site) -> None:
