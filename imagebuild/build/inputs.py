@@ -31,11 +31,20 @@ from imagebuild.core.run import run_program
 from imagebuild.core.settings import Mirrors, Settings, ca_bundle, git_environment, load_settings, pip_conf_text
 from imagebuild.render.stages import needed_stages, stages_of
 
-DOWNLOAD = re.compile(r"^FROM scratch AS (\S+)\nADD (?:--checksum=sha256:(\w+) )?(\S+?)(?:#(\w+))? /$", re.MULTILINE)
-"""Matches a stage that only downloads, as `macros.j2` writes it. Groups: name, sha256, address, commit."""
+DOWNLOAD = re.compile(
+    r"^FROM scratch AS (\S+)\nADD (?:--checksum=sha256:(\w+) )?((?:(?:https?|ssh|git)://|git@)\S+?)(?:#(\w+))? /$",
+    re.MULTILINE,
+)
+"""Matches a stage that only downloads, as `macros.j2` writes it. Groups: name, sha256, address, commit. A template can
+also write such a stage; BuildKit would not read a repository on this machine, so neither does imagebuild."""
 IMAGE = re.compile(r"(?:^FROM (?:--platform=\S+ )?|from=)([^\s,]+@sha256:[0-9a-f]{64})", re.MULTILINE)
-PYTHON = re.compile(r"^PIP_PYTHON_VERSION=(\S+)", re.MULTILINE)
-WHEEL = re.compile(r"^\S+==\S+(?: \\\n +--hash=sha256:[0-9a-f]{64})+", re.MULTILINE)
+PYTHON = re.compile(r"^PIP_PYTHON_VERSION=([0-9.]+)", re.MULTILINE)
+WHEEL = re.compile(
+    r"^[a-z0-9][\w.-]*(?:\[[\w.,-]*\])?==[\w.+!]+(?: \\\n +--hash=sha256:[0-9a-f]{64})+",
+    re.MULTILINE | re.ASCII | re.IGNORECASE,
+)
+"""Matches a requirement and its hashes. Any template can write one, so it must name a package of the index: pip runs the
+code of files and addresses on this machine."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ print_other_messages() { # of ranks on this node that hang: mpirun of Open MPI 5
   local folder step=${messages##*/nccl.}
   step=${step#*.}
   for folder in "${messages%/*}"/nccl.*."${step%.*}".??????; do
-    if [ -O "$folder" ] && mv "$folder" "$folder.printed" 2> /dev/null; then # only one rank prints them
+    if [ -O "$folder" ] && [ ! -L "$folder" ] && mv "$folder" "$folder.printed" 2> /dev/null; then # only one rank prints them
       print_messages "$folder.printed"
       rm -rf "$folder.printed"
     fi
