@@ -43,8 +43,8 @@ WHEEL = re.compile(
     r"^[a-z0-9][\w.-]*(?:\[[\w.,-]*\])?==[\w.+!]+(?: \\\n +--hash=sha256:[0-9a-f]{64})+",
     re.MULTILINE | re.ASCII | re.IGNORECASE,
 )
-"""Matches a requirement and its hashes. Any template can write one, so it must name a package of the index: pip runs the
-code of files and addresses on this machine."""
+"""Matches a requirement and its hashes. Any template can write one, so it must name a package of the index: pip runs
+the code of files and addresses on this machine."""
 
 
 @dataclass(frozen=True)

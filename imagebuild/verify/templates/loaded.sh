@@ -4,7 +4,6 @@
 # `run` and a command. Each fact is a line that starts with `imagebuild-loaded:`; its fields are separated by tabs. So a
 # path is kept as one word of one line: a tab in it as `\011`, and a line break as `\012`, as the kernel writes it in maps.
 scratch=$(mktemp -d) || exit 1
-chmod 1777 "$scratch"
 trap 'rm -rf "$scratch"' EXIT
 tab=$(printf '\t') break='
 '
@@ -58,13 +57,15 @@ if [ "$mode" = run ]; then
     rm -rf "$scratch"
     exec env ${preload:+LD_PRELOAD="$preload"} ${library_path:+LD_LIBRARY_PATH="$library_path"} "$@"
   fi
-  # glibc writes what it loads, and why, to one file for each process. So processes that end at once are seen, too.
+  # glibc writes what it loads, and why, to one file for each process. So processes that end at once are seen, too. The
+  # command may change its user, so every user can write these files, but no others: links there would lead elsewhere.
+  chmod 711 "$scratch" && mkdir -m 1777 "$scratch/debug"
   env ${preload:+LD_PRELOAD="$preload"} ${library_path:+LD_LIBRARY_PATH="$library_path"} \
-    LD_DEBUG=libs,files LD_DEBUG_OUTPUT="$scratch/debug" "$@" &
+    LD_DEBUG=libs,files LD_DEBUG_OUTPUT="$scratch/debug/of" "$@" &
   child=$!
   trap 'kill $child 2> /dev/null' TERM HUP INT
   while kill -0 $child; do
-    for file in "$scratch"/debug.*; do
+    for file in "$scratch"/debug/of.*; do
       pid=${file##*.}
       cat "/proc/$pid/environ" > "$scratch/new" && [ -s "$scratch/new" ] && mv "$scratch/new" "$scratch/environ.$pid"
       cat "/proc/$pid/cmdline" > "$scratch/new" && [ -s "$scratch/new" ] && mv "$scratch/new" "$scratch/cmdline.$pid"
@@ -80,8 +81,8 @@ if [ "$mode" = run ]; then
   # The first process may have ended before the watcher saw it.
   [ -s "$scratch/cmdline.$child" ] || printf '%s\0' "$@" > "$scratch/cmdline.$child"
   set --
-  for file in "$scratch"/debug.*; do
-    [ -e "$file" ] || continue
+  for file in "$scratch"/debug/of.*; do
+    if [ ! -f "$file" ] || [ -L "$file" ]; then continue; fi
     # A name that contains line breaks takes several lines, of which only the first begins with the process.
     sed -i -e ':a' -e '$!N' -e "/\n *[0-9]*:$tab/!{ s/\n/\\\\012/; ta" -e '}' -e 'P; D' "$file"
     pid=${file##*.}
