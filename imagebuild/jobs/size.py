@@ -203,8 +203,9 @@ def _short_name(profile: Profile) -> str:
     if profile.gpu.compute_capability is None:
         raise ConfigError(f"--profile {profile.name}: nccl-tests runs only on NVIDIA GPUs; choose another profile")
     names = ", ".join(profile.gpu.names)
-    if match := re.search(r"[A-Z]{1,3}[0-9]{2,4}", names):
-        return match[0].lower()
+    # A letter behind the number belongs to the model (L40S, A10G), letters of another word do not (H100SXM).
+    if match := re.search(r"(?<![A-Za-z])[A-Z]{1,3} ?[0-9]{1,4}([A-Z](?![A-Za-z0-9]))?", names):
+        return match[0].replace(" ", "").lower()
     raise ConfigError(f"profile {profile.name}: gpu.names: {names} contains no model such as H100; add the model")
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from imagebuild.core.errors import ConfigError
+from imagebuild.jobs.facts import load_facts
+from imagebuild.jobs.size import refuse_unknown_gpus
 from tests.conftest import ROOT
-from tests.unit.jobs.job_fakes import job, text
+from tests.unit.jobs.job_fakes import job, profiles, text
 
 H100 = "mpijob --profile h100 --fabric ib"
 
@@ -31,3 +34,30 @@ def test_every_parameter_is_documented(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(known) == {
         name for names in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall("`(.+?)`", names)
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("*NVIDIA H100 80GB HBM3*", "h100"),
+        ("*L40S*", "l40s"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA A10G", "a10g"),
+        ("*V100S-PCIE*", "v100s"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx6000"),
+        ("*A100-SXM*", "a100"),
+        ("H100SXM", "h100"),
+        ("NVIDIA RTX PRO 6000 Blackwell", "pro6000"),
+    ],
+)
+def test_a_cluster_names_any_gpu(tmp_path: Path, name: str, short: str) -> None:
+    """The words of a cluster's file and of a profile agree about the name of a GPU."""
+    clusters = tmp_path / "clusters"
+    clusters.mkdir()
+    (clusters / "ours.yaml").write_text(f"title: Ours\nnodes: {{{short}: {{constraint: ours}}}}\n")
+    cluster = load_facts(ROOT / "jobs", tmp_path).clusters["ours"]
+    h100 = profiles()["h100"]
+    refuse_unknown_gpus(cluster, [h100.model_copy(update={"gpu": h100.gpu.model_copy(update={"names": (name,)})})])
+    with pytest.raises(ConfigError, match="no profile describes this GPU"):
+        refuse_unknown_gpus(cluster, [profiles()["a40"]])
