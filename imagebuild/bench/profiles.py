@@ -247,7 +247,9 @@ def _complete_profile(
         values |= {"references": (*kept, *own.references), "wires": own.wires if own.network else values["wires"]}
     missing = [field for field in ("gpu", "node", "links") if not values[field]]
     for field in missing:
-        mistakes.add(document.at(), f"{field}: is missing")
+        problem = f"{field}: is missing; add it, or take it from another profile with `extends`"
+        pcie = "; without NVLink, a link is `{kind: PCIe 4 x16, gpus: NUMBER, rate: 31 GB/s, source: …, date: …}`"
+        mistakes.add(document.at(), problem + pcie * (field == "links"))
     return None if missing else YamlFile(document.path, Profile(name=name, **values), document.lines)
 
 
