@@ -175,8 +175,12 @@ def _stage_order(chosen: _Chosen) -> tuple[str, ...]:
                     if wanted in (c, *project.components[c].model.provides)
                 ]
                 remedy = f"write {project.folder(provider) / 'build.j2'}"
+                if packages := _packages(chosen, provider, every=True):
+                    names = ", ".join(f'"{package.partition("=")[0]}"' for package in packages)
+                    remedy = f"remove it here, and write {{{{ apt(os, [{names}]) }}}} in {name}/build.j2"
                 if others and provider in chosen.target.components:
-                    remedy = f"replace it: --without {provider} --with {others[0]}"
+                    replaced = f"replace it: --without {provider} --with {others[0]}"
+                    remedy = f"{remedy}; or {replaced}" if packages else replaced
                 raise ConfigError(f"{where}: build-requires: {provider} has no build stage; {remedy}")
             visit(provider, (*path, name))
         order.append(name)

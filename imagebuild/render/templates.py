@@ -52,9 +52,15 @@ class Templates:
         problem = "".join(letter if letter.isprintable() else " " for letter in reply["problem"][:500])
         remedy = "correct it" if reply.get("syntax") else "correct the template"
         if reply.get("undefined"):
-            known = {*values, *(key for value in values.values() if isinstance(value, dict) for key in value)}
-            near = nearest("".join(problem.split("'")[-2:-1]), known)
-            remedy = f"did you mean {near!r}?" if near else "name it in `key` or `build-requires` of component.yaml"
+            known = {name: name for name in values}
+            for owner, value in values.items():
+                for key in value if isinstance(value, dict) else ():
+                    known[key] = f"{owner}.{key}" if key.isidentifier() else f'{owner}["{key}"]'
+            wanted = "".join(problem.split("'")[-2:-1])
+            # Jinja reads `stage.compiler-native` as a subtraction.
+            near = nearest(wanted, known) or next((key for key in sorted(known) if wanted in key.split("-")), None)
+            remedy = "name it in `key` or `build-requires` of component.yaml"
+            remedy = f"did you mean `{known[near]}`?" if near else remedy
         if name == SECTION:
             problem, remedy = "does not define the macro rule", "copy it from the macros.j2 of imagebuild"
         raise ConfigError(f"{path}:{reply['line']}: {problem}; {remedy}")
