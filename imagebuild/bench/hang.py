@@ -29,7 +29,7 @@ ERRORS = {
     5: "a wrong use of its functions", 6: "an error of another rank or of the network",
 }  # fmt: skip
 """Maps values of `ncclResult_t` that are errors to words (nccl.h). 7 says that a function has not ended."""
-_NO_COMMA = re.compile(r"(?<=[\]}\"\w])(?=\s*\n\s*[\"{])")
+_NO_COMMA = re.compile(r"(?<=[\]}\"\w])(?=[^\S\n]*+\n\s*+[\"{])")
 """Matches the end of a value that no comma parts from the next. NCCL 2.28 omits one in each missing rank."""
 _MOST = re.compile(r"(\d{1,9}) ranks have (?:launched up to operation (\d{1,18})|not launched any operations)")
 

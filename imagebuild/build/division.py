@@ -19,6 +19,8 @@ Build = tuple[Target, Platform, Mapping[str, Stage]]
 """A target for one of its platforms, with the stages that BuildKit runs, the final stage last."""
 Builds = Iterable[Build]
 
+LONGEST_STEP_S = 10**6
+
 
 @dataclass(frozen=True)
 class Task:
@@ -79,7 +81,8 @@ def durations(results: Iterable[BuildResult]) -> dict[str, float]:
     for result in results:
         total: dict[str, float] = defaultdict(float)
         for step in result.steps:
-            if not step.cached and not step.error:
+            # A project may contain results with any number.
+            if not step.cached and not step.error and 0 <= step.seconds < LONGEST_STEP_S:
                 total[step.stage] += step.seconds
         longest |= {stage: max(seconds, longest.get(stage, 0)) for stage, seconds in total.items()}
     return longest

@@ -245,8 +245,10 @@ class Client:
                 raise CommandError(f"{what}: the host in {named!r} is unclear; remove the backslash")
             try:
                 answer = self.session.request(
-                    method, url, timeout=(CONNECT_TIMEOUT_S, timeout_s), stream=True, allow_redirects=False, **options
-                )
+                    method, url, timeout=(CONNECT_TIMEOUT_S, timeout_s), stream=True, allow_redirects=False,
+                    verify=self.session.verify,  # otherwise REQUESTS_CA_BUNDLE would replace the given certificates
+                    **options,
+                )  # fmt: skip
             except FINAL as error:
                 self.asked.append(f"{method} {url}: {innermost_reason(error)}")
                 raise CommandError(f"{what}: {innermost_reason(error)}") from None

@@ -83,6 +83,7 @@ def test_a_report_reads_the_answer_in_a_log(case: dict[str, Any]) -> None:
         answer([{"AllReduce": 1}] * 2, []).replace('"size": 2', '"size": 0'),
         "SERVER PROTOCOL 2\nRank 1 -- GPU " + "1," * 200_000,
         "SERVER PROTOCOL 2\nRank " + "1" * 400_000,
+        'SERVER PROTOCOL 2\n{"communicators": [{"a' + "\n" * 100_000,
         "no answer at localhost:28028",
     ],
 )

@@ -98,7 +98,10 @@ def test_durations_of_earlier_builds_replace_the_number_of_steps(full_plan: Plan
             target=target.id, digest=None, tags=(), platforms=("linux/amd64",), size_bytes=None, seconds=1, steps=ran
         )
 
-    known = durations([result(("cuda", 5, False), ("cuda", 6, False), ("fetch", 3, True)), result(("cuda", 2, False))])
+    broken = [("cuda", float(seconds), False) for seconds in ("nan", "inf", "1e308", "-1")]
+    known = durations(
+        [result(*broken, ("cuda", 5, False), ("cuda", 6, False), ("fetch", 3, True)), result(("cuda", 2, False))]
+    )
     assert known == {"cuda": 11}
     tasks = tasks_of(ProjectState(renderer, [target], ("linux/amd64",)).builds(), known)
     assert {task.stage.stage: task.work for task in tasks if task.stage}["cuda"] == 11

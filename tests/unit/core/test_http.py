@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from imagebuild.core import http
 from imagebuild.core.errors import Absent, CommandError, Unreachable
@@ -120,6 +121,24 @@ def test_the_users_own_netrc_file_is_not_read(serve: Serve, tmp_path: Path, monk
     site = serve(Answer(302, headers={"Location": elsewhere.address}))
     assert Downloads().read(site.address) == DATA
     assert site.asked + elsewhere.asked == [None, None]
+
+
+def test_given_certificates_are_not_replaced_by_those_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[object] = []
+
+    def send(_: object, **options: object) -> None:
+        used.append(options["verify"])
+        raise requests.exceptions.SSLError("stopped")
+
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/etc/hostname")
+    for ca in (tmp_path / "ca.pem", None):
+        client = Client(ca)
+        monkeypatch.setattr(client.session, "send", send)
+        with pytest.raises(CommandError, match="stopped"):
+            client.send("GET", "https://site.example/", "x")
+    assert used == [str(tmp_path / "ca.pem"), "/etc/hostname"]
 
 
 BOMB = gzip.compress(bytes(64 << 20))
