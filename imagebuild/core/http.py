@@ -16,7 +16,7 @@ from http import HTTPStatus
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
@@ -347,11 +347,13 @@ def innermost_reason(error: Exception) -> str:
 
 
 def login_for(url: str, netrc_file: Path | None) -> tuple[str, str] | None:
-    """Return the user and the password for a URL from a netrc file. None if the file has no entry for the URL.
+    """Return the user and the password in a URL, or for it in a netrc file. None if there are none.
 
     An entry `machine HOST` is only for TLS and this machine: another server could pretend to be the host. As for apt,
     `machine http://HOST` is for servers without TLS. The entry `default` is not used: a project chooses the hosts."""
     address, hosts = urlsplit(url), netrc.netrc(netrc_file).hosts if netrc_file else {}
+    if address.password is not None:
+        return unquote(address.username or ""), unquote(address.password)
     safe = address.scheme == "https" or is_loopback(address.netloc)
     names = [f"{address.scheme}://{address.netloc}", f"{address.scheme}://{address.hostname}"]
     entry = next((hosts[name] for name in (*names, *[address.hostname] * safe) if name in hosts), None)

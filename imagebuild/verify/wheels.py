@@ -13,7 +13,10 @@ from imagebuild.oci.layout import KEPT_SIZE
 from imagebuild.verify.files import EMPTY_SHA256, FileEntry, Finding
 from imagebuild.verify.inspection import Inspection
 
-RECORD = re.compile(r"^(?P<site>.+)/(?P<name>[^/]+?)-(?P<version>[^/-]+)\.dist-info/RECORD$")
+RECORD = re.compile(
+    r"^(?P<site>.+)/(?P<name>[a-z0-9][\w.-]*?)-(?P<version>[\w.+!]+)\.dist-info/RECORD$", re.ASCII | re.IGNORECASE
+)
+"""Matches the list of a wheel's files. Any image may contain one, and messages propose a command with the name."""
 csv.field_size_limit(KEPT_SIZE)  # without it, a long line is an error
 NCCL = re.compile(r"NCCL version (?P<version>[\d.]+)(\+cuda(?P<cuda>\d+))?")
 

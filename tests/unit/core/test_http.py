@@ -106,6 +106,7 @@ default login every password 5
         ("http://127.0.0.1:5/a", "here"),
         ("http://127.0.0.1.site.example/a", None),
         ("https://evil.example/a", None),
+        ("https://m%40il:p%2Fw@evil.example/a", "m@il"),
     ],
 )
 def test_logins_need_tls_and_a_named_host(url: str, user: str | None, tmp_path: Path) -> None:
