@@ -79,7 +79,8 @@ def write_bytes(path: Path, content: bytes, *, named: bool = False) -> None:
     A regular file is replaced atomically and keeps its mode. The content is appended to a device, a FIFO or an open
     file descriptor such as /dev/stdout. Raises ConfigError if the file cannot be written. Links are followed only if
     the user `named` this very file."""
-    if not named and not str(path).startswith("/dev/"):
+    follows = named or str(path).startswith("/dev/")
+    if not follows:
         refuse_links([path])
     try:
         with suppress(FileNotFoundError):
@@ -87,9 +88,10 @@ def write_bytes(path: Path, content: bytes, *, named: bool = False) -> None:
         if path.is_dir():
             raise ConfigError(f"{path}: cannot be written: is a folder; name a file in it")
         target = path
-        while not (descriptor := _DESCRIPTOR.fullmatch(str(target))) and target.is_symlink():
+        # A link that is put there only now is replaced.
+        while follows and target.is_symlink() and not _DESCRIPTOR.fullmatch(str(target)):
             target = target.parent / target.readlink()
-        if descriptor:
+        if descriptor := _DESCRIPTOR.fullmatch(str(target)):
             # Opening the name would truncate the file behind the descriptor.
             sys.stdout.flush()
             with os.fdopen(os.dup(int(descriptor[1])), "wb") as file:

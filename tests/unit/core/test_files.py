@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from imagebuild.core import files
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.files import read_bytes, read_text, refuse_foreign, refuse_links, write_text
 from tests.conftest import ran
@@ -134,6 +135,13 @@ def test_an_open_stream_is_read_up_to_its_limit(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(bytes(10))
     with pytest.raises(ConfigError, match="is larger than 9 bytes"):
         read_bytes(tmp_path / "large", 9)
+
+
+def test_a_link_that_appears_during_the_work_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "private").write_text("private")
+    monkeypatch.setattr(files, "refuse_links", lambda paths: [path.symlink_to("private") for path in paths])
+    write_text(tmp_path / "file", "new")
+    assert [(tmp_path / name).read_text() for name in ("private", "file")] == ["private", "new"]
 
 
 def test_a_link_is_refused_even_if_it_leads_nowhere(tmp_path: Path) -> None:
