@@ -85,32 +85,12 @@ def test_a_password_of_a_netrc_file_goes_to_its_host_and_no_further(serve: Serve
     assert "secret" not in str(caught.value)
 
 
-LOGINS = """machine site.example login plain password 1
-machine http://apt.example login open password 2
-machine http://apt.example:8080 login port password 3
-machine 127.0.0.1 login here password 4
-default login every password 5
-"""
+LOGINS: dict[str, Any] = data("cases/core/logins")
 
 
-@pytest.mark.parametrize(
-    ("url", "user"),
-    [
-        ("https://site.example/a", "plain"),
-        ("https://SITE.example:8443/a", "plain"),
-        ("http://site.example/a", None),
-        ("http://apt.example/a", "open"),
-        ("http://apt.example:81/a", "open"),
-        ("http://apt.example:8080/a", "port"),
-        ("https://apt.example/a", None),
-        ("http://127.0.0.1:5/a", "here"),
-        ("http://127.0.0.1.site.example/a", None),
-        ("https://evil.example/a", None),
-        ("https://m%40il:p%2Fw@evil.example/a", "m@il"),
-    ],
-)
+@pytest.mark.parametrize(("url", "user"), LOGINS["users"].items())
 def test_logins_need_tls_and_a_named_host(url: str, user: str | None, tmp_path: Path) -> None:
-    (tmp_path / "netrc").write_text(LOGINS)
+    (tmp_path / "netrc").write_text(LOGINS["netrc"])
     assert (login_for(url, tmp_path / "netrc") or (None,))[0] == user
 
 

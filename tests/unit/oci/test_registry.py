@@ -370,14 +370,6 @@ def test_threads_share_a_token_and_one_that_ends_is_replaced(folder: Path, serve
         server.tokens = {"another": set()}  # the registry forgets it before its time
 
 
-def test_netrc_is_not_for_registries(folder: Path, server: FakeRegistry) -> None:
-    (folder / "home").mkdir()
-    (folder / "home" / ".netrc").write_text(f"machine 127.0.0.1 login {USER} password {PASSWORD}\n")
-    server.wants = "basic"
-    with pytest.raises(CommandError, match="401"):
-        connect(server.address, 0).at("a").tags()
-
-
 class Evil(HTTPAdapter):
     """A registry that refers to a token server without TLS."""
 
