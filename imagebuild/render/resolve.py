@@ -178,6 +178,8 @@ def _stage_order(chosen: _Chosen) -> tuple[str, ...]:
                 if packages := _packages(chosen, provider, every=True):
                     names = ", ".join(f'"{package.partition("=")[0]}"' for package in packages)
                     remedy = f"remove it here, and write {{{{ apt(os, [{names}]) }}}} in {name}/build.j2"
+                    if f"{wanted}-abi" in chosen.shared.with_stage:
+                        remedy = f"require {wanted}-abi, the interface for compiling"
                 if others and provider in chosen.target.components:
                     replaced = f"replace it: --without {provider} --with {others[0]}"
                     remedy = f"{remedy}; or {replaced}" if packages else replaced
