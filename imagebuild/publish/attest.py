@@ -196,7 +196,8 @@ def judge_predicate(
             summary = f"{len(value.contents)} packages and components"
             failure = "" if value.contents else "no package is listed"
         case Provenance():
-            summary = f"{value.sources}, {len(value.replaced)} of these sources are not the sources in the lock"
+            others = f"{len(value.replaced)} of them not from the lock" if value.replaced else "all from the lock"
+            summary = f"{value.sources}, {others}"
             if value.folders:
                 failure = f"built from local folders, whose content is unknown: {', '.join(value.folders)}"
         case VerifyResult():
