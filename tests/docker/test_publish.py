@@ -235,7 +235,8 @@ def test_what_was_published_is_in_the_catalogue(shop: Shop, client: DockerClient
     shop.tiny.imagebuild(*verify, "--pull")
 
     def is_there() -> bool:
-        return image.reference in {name for stored in client.images.list() for name in stored.attrs["RepoDigests"]}
+        # Not `images.list()`, which fails if another client removes an image meanwhile.
+        return image.reference in {name for stored in client.api.images() for name in stored["RepoDigests"] or ()}
 
     assert not is_there(), "what was pulled stayed"
     killed = shop.tiny.imagebuild.start(*verify, "--pull")
