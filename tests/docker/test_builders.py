@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from docker import DockerClient
 
 from imagebuild.oci.image import images_in
 from imagebuild.oci.layout import Layout, manifests_of
@@ -48,7 +49,9 @@ def test_an_image_that_several_nodes_built(farm: Farm, tiny: Tiny) -> None:
     assert "of several platforms, which cannot be loaded; use --output DIR or --push" in refused.err
 
 
-def test_builders_that_share_a_build_run_each_stage_once(farm: Farm, tiny: Tiny, registry: str) -> None:
+def test_builders_that_share_a_build_run_each_stage_once(
+    farm: Farm, tiny: Tiny, registry: str, client: DockerClient
+) -> None:
     names = [farm.builder(farm.node()), farm.builder(farm.node())]
     together = [word for name in names for word in ("--builder", name)]
     tiny.build(*together, "--cache", f"{registry}/cache", "--cache-write", "--output", tiny.root / "out")
@@ -59,6 +62,10 @@ def test_builders_that_share_a_build_run_each_stage_once(farm: Farm, tiny: Tiny,
     ran = {(r.builder, step.stage, step.name) for r in results for step in r.steps if not step.cached}
     stages = [stage for _, stage, _ in ran]
     assert (stages.count("library"), stages.count("tool"), stages.count("plugin")) == (1, 2, 1), sorted(ran)
+
+    tiny.build(*together, "--cache", f"{registry}/cache", "--cache-write")
+    loaded = [client.images.get(tag) for target in targets for tag in tiny.result(target).tags]
+    assert len(loaded) == len(targets), "all images are in the local engine"
 
 
 def test_where_an_image_is_built_does_not_change_its_content(farm: Farm, tiny: Tiny) -> None:
