@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -162,28 +162,26 @@ def print_impact(impact: Impact, *, markdown: bool = False) -> None:
     out.print(f"{change}: {summary}")
 
 
-def job_matrix(builds: Iterable[Build], max_jobs: int) -> dict[str, list[dict[str, Any]]]:
+def job_matrix(
+    pairs: Sequence[tuple[str, Platform]], max_jobs: int, builds: Callable[[], Iterable[Build]]
+) -> dict[str, list[dict[str, Any]]]:
     """Return the `matrix` of a GitHub workflow with at most `max_jobs` jobs. Each job builds for one platform.
 
-    Jobs with several targets have neighbours in `builds`, and about the same number of steps. The matrix names no
-    runner, because a pull request could change it. Raises ConfigError if there are more platforms than jobs."""
-    own: dict[Platform, list[Build]] = defaultdict(list)
-    for target, platform, stages in builds:
-        own[platform].append((target, platform, stages))
-    if len(own) > max_jobs:
-        raise ConfigError(f"--max-jobs {max_jobs}: each platform needs a job; use at least {len(own)}")
-    tasks = {platform: tasks_of(part, {}) for platform, part in own.items()}
-    work = {platform: sum(task.work for task in part) for platform, part in tasks.items()}
-    number = dict.fromkeys(own, 1)
-    while sum(number.values()) < max_jobs and (more := [p for p in own if number[p] < len(own[p])]):
-        number[max(more, key=lambda platform: work[platform] / number[platform])] += 1
+    `pairs` are targets with their platforms. `builds` returns them with their stages; this takes long, so it is called
+    only if jobs have several targets. These are neighbours, and the jobs have about the same number of steps. The
+    matrix names no runner, because a pull request could change it. Raises ConfigError if there are more platforms than
+    jobs."""
+    groups: dict[Platform, list[list[str]]] = defaultdict(list)
+    for target, platform in pairs:
+        groups[platform].append([target])
+    if len(groups) > max_jobs:
+        raise ConfigError(f"--max-jobs {max_jobs}: each platform needs a job; use at least {len(groups)}")
+    if len(pairs) > max_jobs:
+        groups |= _equal_groups(builds(), max_jobs)
     jobs: list[dict[str, Any]] = []
-    for platform, part in tasks.items():
+    for platform, parts in groups.items():
         arch = platform.removeprefix("linux/")
-        found = [[task.key for task in section] for section in sections(part, number[platform])]
-        if number[platform] == len(own[platform]):  # a target with much work would leave sections empty
-            found = [[target.id] for target, *_ in own[platform]]
-        for first, *others in filter(None, found):
+        for first, *others in parts:
             jobs.append(
                 {
                     "name": f"{first} and {len(others)} more {arch}" if others else f"{first} {arch}",
@@ -195,6 +193,26 @@ def job_matrix(builds: Iterable[Build], max_jobs: int) -> dict[str, list[dict[st
     return {"include": jobs}
 
 
+def _equal_groups(builds: Iterable[Build], max_jobs: int) -> dict[Platform, list[list[str]]]:
+    """Map each platform to groups of neighbouring targets with about the same work, at most `max_jobs` in all."""
+    own: dict[Platform, list[Build]] = defaultdict(list)
+    for build in builds:
+        own[build[1]].append(build)
+    tasks = {platform: tasks_of(part, {}) for platform, part in own.items()}
+    work = {platform: sum(task.work for task in part) for platform, part in tasks.items()}
+    number = dict.fromkeys(own, 1)
+    while sum(number.values()) < max_jobs and (more := [p for p in own if number[p] < len(own[p])]):
+        number[max(more, key=lambda platform: work[platform] / number[platform])] += 1
+    groups = {}
+    for platform, part in tasks.items():
+        if number[platform] == len(own[platform]):  # a target with much work would leave sections empty
+            groups[platform] = [[target.id] for target, *_ in own[platform]]
+        else:
+            cut = sections(part, number[platform])
+            groups[platform] = [[task.key for task in section] for section in cut if section]
+    return groups
+
+
 def print_matrix(state: ProjectState, targets: Sequence[Target], max_jobs: int) -> None:
     """Print the job matrix of `targets`, which belong to `state`, as one line of JSON.
     Raises ConfigError if no target of `state` is for one of the state's platforms."""
@@ -202,10 +220,10 @@ def print_matrix(state: ProjectState, targets: Sequence[Target], max_jobs: int) 
         wanted = " ".join(state.platforms)
         raise ConfigError(f"--platform {wanted}: no selected target is for this platform; remove the option")
     # Publishing a target needs all its platforms, even if only one of them changed.
-    builds = [*replace(state, targets=targets).builds()]
-    matrix = job_matrix(builds, max_jobs)
-    if len(matrix["include"]) < len(builds):
-        err.print(f"{len(builds)} builds in {len(matrix['include'])} jobs")
+    pairs = [(t.id, platform) for t in targets for platform in bake.platforms_of(t, state.platforms)]
+    matrix = job_matrix(pairs, max_jobs, replace(state, targets=targets).builds)
+    if len(matrix["include"]) < len(pairs):
+        err.print(f"{len(pairs)} builds in {len(matrix['include'])} jobs")
     out.print(json.dumps(matrix))
 
 

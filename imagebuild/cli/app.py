@@ -7,7 +7,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -45,6 +45,16 @@ EXAMPLES = """Examples:
 SETTINGS = {"show_default": True, "help_option_names": ["-h", "--help"]}
 
 
+@cache
+def table(name: str) -> Mapping[str, Any]:
+    """Return the content of a YAML file of this package."""
+    import yaml  # the help needs none
+
+    text = Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8")
+    content: Mapping[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - safe
+    return content
+
+
 class LazyCommands(click.Group):
     """A group that imports the module of a command only if the command is called. The help imports no command."""
 
@@ -58,10 +68,7 @@ class LazyCommands(click.Group):
             return load_command(cmd_name)
         if ctx.resilient_parsing:
             return None
-        import yaml
-
-        foreign = yaml.safe_load(Path(__file__).with_name("foreign.yaml").read_text(encoding="utf-8"))
-        if instead := foreign["commands"].get(cmd_name):
+        if instead := table("foreign")["commands"].get(cmd_name):
             raise ConfigError(f"No such command {cmd_name!r}; {instead}")
         raise NoSuchCommand(cmd_name, possibilities=MODULES, ctx=ctx)  # proposes the nearest command
 

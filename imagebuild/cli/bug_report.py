@@ -12,6 +12,7 @@ from pathlib import Path
 
 from imagebuild import __version__
 from imagebuild.cli import options
+from imagebuild.cli.app import table
 
 ENDS = (".json", ".log", ".txt", "Dockerfile")
 """Ends of the names of files that are packed from the folder of the builds."""
@@ -26,7 +27,7 @@ def bug_report(project: options.ProjectFiles, folder: Path, output: Path) -> Non
     from imagebuild.core.files import write_bytes, write_text
     from imagebuild.core.run import MODULE, run_program
 
-    place, about, rows = project.folder, options.table("bug_report")["parts"], list[tuple[str, str, str]]()
+    place, about, rows = project.folder, table("bug_report")["parts"], list[tuple[str, str, str]]()
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as scratch:
         made, top = Path(scratch, "made"), Path(scratch, "imagebuild-bug-report")
         made.mkdir()

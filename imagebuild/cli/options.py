@@ -9,15 +9,15 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import datetime, timedelta
-from functools import cache, cached_property, partial, wraps
+from functools import cached_property, partial, wraps
 from math import isfinite
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 import click
-import yaml
 
+from imagebuild.cli.app import table
 from imagebuild.core.errors import ConfigError, ImagebuildError, nearest, suggestion
 
 if TYPE_CHECKING:
@@ -114,13 +114,6 @@ class Group(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
-
-
-@cache
-def table(name: str) -> Mapping[str, Any]:
-    text = Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8")
-    content: Mapping[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - safe
-    return content
 
 
 def command(group: click.Group | None = None, name: str = "") -> Callable[[Callback], click.Command]:

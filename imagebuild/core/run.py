@@ -172,8 +172,7 @@ def execute(
     `each_pause` is called every `pause_s` seconds; an exception from it ends the program. The program runs in its own
     session: Ctrl-C reaches only imagebuild, which then ends the program. `env` is added to its environment. When this
     function returns or raises, the program and its process group have ended: by the signal `polite`, or by SIGKILL
-    after KILL_S. Raises CommandError if the program cannot be started or the log cannot be
-    written."""
+    after KILL_S. Raises CommandError if the program cannot be started or the log cannot be written."""
     process = start_program(argv, env)
     lines = process.stdout
     assert lines
@@ -188,12 +187,7 @@ def execute(
     reader.start()
     try:
         with suppress(TimeoutExpired):
-            while each_pause:
-                with suppress(TimeoutExpired):
-                    process.wait(pause_s)
-                    break
-                each_pause()
-            process.wait(timeout_s)
+            _wait(process, timeout_s, each_pause, pause_s)
             reader.join(DRAIN_S)
         status = process.returncode
     finally:
@@ -202,6 +196,23 @@ def execute(
     if reader.error:
         raise reader.error
     return Finished(status, reader.text)
+
+
+def _wait(
+    process: subprocess.Popen[bytes], timeout_s: float | None, each_pause: Callable[[], object] | None, pause_s: float
+) -> None:
+    """Wait for the end of a program, and call `each_pause` every `pause_s` seconds. Raises TimeoutExpired."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        pauses = each_pause if left is None or left > pause_s else None
+        try:
+            process.wait(pause_s if pauses else left)
+            return
+        except TimeoutExpired:
+            if not pauses:
+                raise
+            pauses()
 
 
 class Dialogue:

@@ -237,14 +237,13 @@ def container_options(info: Mapping[str, Any], *, bare: bool = False) -> Options
     `info` is the output of `docker info`. `bare`: there is no such hardware. The engine may refuse options: see
     `weaker_options`. It takes up to a second to refuse one."""
     shared_memory = max(1 << 30, int(info.get("MemTotal") or 0) // 2)
+    options: Options = {"hostname": "check", "shm_size": shared_memory, "cap_add": ["IPC_LOCK"]}
     if bare:
-        return {"hostname": "check", "shm_size": shared_memory, "cap_add": ["IPC_LOCK"]}
+        return options
     limits = [Ulimit(name="memlock", soft=-1, hard=-1), Ulimit(name="stack", soft=1 << 26, hard=1 << 26)]
     gpus = [GPU] if "nvidia" in (info.get("Runtimes") or {}) else [CDI] if info.get("CDISpecDirs") else []
-    return {
-        "hostname": "check", "shm_size": shared_memory, "cap_add": ["IPC_LOCK"], "ulimits": limits,
-        "devices": ["/dev/infiniband:/dev/infiniband:rwm"], **({"device_requests": gpus} if gpus else {}),
-    }  # fmt: skip
+    options |= {"ulimits": limits, "devices": ["/dev/infiniband:/dev/infiniband:rwm"]}
+    return {**options, "device_requests": gpus} if gpus else options
 
 
 def weaker_options(options: Options, refusal: str) -> Options | None:

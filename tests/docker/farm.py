@@ -51,6 +51,8 @@ class Farm:
     environ: Mapping[str, str]
     nodes: list[Node] = field(default_factory=list)
     builders: list[str] = field(default_factory=list)
+    users: list[str] = field(default_factory=list)
+    """Users that were made for rootless nodes."""
 
     def __post_init__(self) -> None:
         """Make a certificate authority, and certificates for the nodes and for buildx."""
@@ -106,6 +108,15 @@ class Farm:
             assert time.monotonic() < deadline, "the nodes do not start"
         return name
 
+    def rootless_user(self) -> str:
+        """Return a user that has a range of user ids for rootless nodes. Make this user if there is none."""
+        install({"rootlesskit": "rootlesskit", "newuidmap": "uidmap"})
+        names = [line.partition(":")[0] for line in Path("/etc/subuid").read_text().splitlines()]
+        if not names:
+            ran("useradd", "--create-home", "imagebuild-test", check=True)
+            names = self.users = ["imagebuild-test"]
+        return names[0]
+
     def close(self) -> None:
         for name in self.builders:
             ran("docker", "buildx", "rm", name, env=self.environ)
@@ -114,12 +125,5 @@ class Farm:
         mounted = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
         for mount in sorted(path for path in mounted if Path(path).is_relative_to(self.folder)):
             ran("umount", "--recursive", mount)
-
-
-def rootless_user() -> str:
-    """Return a user that has a range of user ids for rootless nodes. Make this user if there is none."""
-    install({"rootlesskit": "rootlesskit", "newuidmap": "uidmap"})
-    names = [line.partition(":")[0] for line in Path("/etc/subuid").read_text().splitlines()]
-    if not names:
-        ran("useradd", "--create-home", "imagebuild-test", check=True)
-    return (names or ["imagebuild-test"])[0]
+        for user in self.users:
+            ran("userdel", "--remove", user)

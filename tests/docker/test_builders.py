@@ -19,7 +19,7 @@ from imagebuild.oci.image import images_in
 from imagebuild.oci.layout import Layout, manifests_of
 from tests.conftest import ran
 from tests.docker.conftest import TINY_TARGET, Tiny, finish, sleeping, until
-from tests.docker.farm import Farm, rootless_user
+from tests.docker.farm import Farm
 from tests.faulty import Faulty
 
 pytestmark = pytest.mark.docker
@@ -73,7 +73,7 @@ def test_where_an_image_is_built_does_not_change_its_content(farm: Farm, tiny: T
         file.write_text(file.read_text().replace("$(cat /proc/sys/kernel/random/uuid)", "same"))
     builders = {
         "node": farm.builder(farm.node()),
-        "rootless": farm.builder(farm.node(user=rootless_user())),
+        "rootless": farm.builder(farm.node(user=farm.rootless_user())),
         "local": "",
     }
     digests, layers = {}, {}

@@ -66,6 +66,8 @@ def test_pauses_of_a_program_are_reported_and_can_end_it(forever: str) -> None:
         execute(bash(f"sleep {forever}"), each_pause=stop, pause_s=0.1)
     assert gone(forever)
     assert execute(bash("echo x"), each_pause=stop, pause_s=60).status == 0
+    assert execute(bash(f"sleep {forever}"), each_pause=pauses.clear, pause_s=0.1, timeout_s=0.5).status is None
+    assert not pauses, "pauses do not hide the time limit"
 
 
 def test_lines_are_handed_on_and_errors_of_who_takes_them_end_the_program(forever: str) -> None:
