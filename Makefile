@@ -60,9 +60,9 @@ deepspeed-proof: $(VENV)/installed-dev ## run examples/deepspeed.yaml with the r
 	$(IMAGEBUILD) engine up
 	tests/deepspeed.sh
 
-pods-proof: $(VENV)/installed-dev ## validate the pods of jobs and examples against Kubernetes's own schema
+pods-proof: $(VENV)/installed-dev ## validate jobs and examples against Kubernetes's schemas; SCHEMAS: files of others, such as Argo's schema.json and CRDs
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[pods]'
-	$(VENV)/bin/python -m tests.pods
+	$(VENV)/bin/python -m tests.pods $(SCHEMAS)
 
 bare-proof: ## run both commands of the README on a minimal Debian 12 with empty caches
 	.ci/bare --fresh $(MAKE) image test
