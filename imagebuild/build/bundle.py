@@ -38,7 +38,7 @@ from imagebuild.core.settings import Settings, ca_bundle, load_settings, pip_env
 from imagebuild.oci.engine import Endpoint
 from imagebuild.oci.layout import Layout
 from imagebuild.oci.registry import copy_image, pull_image
-from imagebuild.project.lockfile import pip_platforms
+from imagebuild.project.lockfile import digest_of, pip_platforms
 
 MANIFEST = "manifest.json"
 IMAGES = "images"
@@ -91,6 +91,14 @@ class Bundle:
         images = missing_images(run, needs)
         if absent := [image for image in images if image not in self.manifest.images]:
             raise ConfigError(f"{self.folder}: the bundle does not contain {', '.join(absent)}; make the bundle again")
+        lock, bases = run.project.lock, run.project.matrix.model.bases.values()
+        made = {digest_of(lock, base.image) for base in bases if base.release}
+        for image in images:
+            if (digest := self.manifest.images[image]) == image.rpartition("@")[2]:
+                continue
+            if image not in made:
+                raise ConfigError(f"{self.folder}: the bundle has {digest} instead of {image}; make the bundle again")
+            note(f"{image} is {digest}, bootstrapped by the maker of the bundle: the lock has no hash of it")
         contexts = {image: f"oci-layout://{self.folder / IMAGES}@{self.manifest.images[image]}" for image in images}
         store = DownloadStore(self.folder)
         stages = fetch_all(needs, store, note)
@@ -258,7 +266,7 @@ class _Handler(SimpleHTTPRequestHandler):
     def translate_path(self, path: str) -> str:
         """Return the local path of the file that a client requests. Fetch the file if the store lacks it."""
         if path.startswith(WHEELS):
-            return super().translate_path(path)
+            return str(self.store.inside(Path(super().translate_path(path))))
         url = urlsplit(path)
         if url.port == 443:  # `apt_get_for_proxy` writes https://host as http://host:443
             url = url._replace(scheme="https", netloc=url.hostname or "")

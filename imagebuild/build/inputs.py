@@ -23,7 +23,7 @@ import jinja2
 from imagebuild.build.bake import FILES, BuildRun, platforms_of
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError
 from imagebuild.core.fields import Platform
-from imagebuild.core.files import cache_folder, file_sha256, temporary_file
+from imagebuild.core.files import cache_folder, file_sha256, refuse_outside, temporary_file
 from imagebuild.core.git import check_out
 from imagebuild.core.http import Downloads, login_for
 from imagebuild.core.leftovers import temporary_folder
@@ -176,10 +176,16 @@ class DownloadStore:
         """Return the same store for build steps. They can ask any host; only `trusted` hosts get logins."""
         return replace(self, web=Downloads(settings.mirrors.download, ca, settings.netrc_file, trusted=trusted))
 
+    def inside(self, path: Path) -> Path:
+        """Return a path in the store. Raises ConfigError if links lead out of it: others may have made a bundle, and
+        its files go to build steps."""
+        refuse_outside([self.folder], path, str(self.folder))
+        return path
+
     def get(self, url: str) -> Path:
         """Return the path of the file with this address. Fetch the file if the store lacks it.
         Raises Absent or Unreachable if the file cannot be fetched."""
-        path = self.folder / stored_path(url)
+        path = self.inside(self.folder / stored_path(url))
         if path.is_file():
             return path
         if not self.web:
@@ -194,7 +200,7 @@ class DownloadStore:
     def clone(self, download: Download) -> Path:
         """Return the folder with the clone of a commit. Clone the commit if the store lacks it.
         Raises CommandError if git fails."""
-        path = self.folder / "git" / download.commit
+        path = self.inside(self.folder / "git" / download.commit)
         if self.git and not path.exists():
             self.git.clone(download, path)
         return path

@@ -191,12 +191,19 @@ def read_text(path: Path, limit: int = LARGEST_FILE) -> str:
         raise ConfigError(f"{path}:{line}: cannot be read: the text is not UTF-8; save the file as UTF-8") from None
 
 
+def refuse_outside(folders: Collection[Path], path: Path, what: str = "the project") -> Path:
+    """Return the real path of a file. Raises ConfigError if links lead out of the folders, which others may have made.
+    `what` names the folders in the message."""
+    real = Path(os.path.realpath(path))
+    if not any(real.is_relative_to(os.path.realpath(folder)) for folder in folders):
+        raise ConfigError(f"{path}: leads to {real}, which is outside {what}; replace the link by a copy")
+    return real
+
+
 def read_inside(folders: Collection[Path], path: Path) -> str:
     """Return the text of a regular file of at most LARGEST_PART bytes in one of the folders.
     Raises ConfigError for another file, also if links lead to the file, and if it cannot be read."""
-    real = Path(os.path.realpath(path))
-    if not any(real.is_relative_to(os.path.realpath(folder)) for folder in folders):
-        raise ConfigError(f"{path}: leads to {real}, which is outside the project; replace the link by a copy")
+    real = refuse_outside(folders, path)
     if real.exists() and not real.is_file():
         raise ConfigError(f"{path}: cannot be read: not a regular file; replace it by a file")
     return read_text(path, LARGEST_PART)

@@ -24,6 +24,7 @@ These settings cannot name a program."""
 OPTIONS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "protocol.allow=never")
 ENVIRONMENT = {
     "GIT_ALLOW_PROTOCOL": "", "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0",
+    "GIT_NO_REPLACE_OBJECTS": "1",  # a reference in refs/replace would put other files behind a commit
 }  # fmt: skip
 MOST_BYTES = 1 << 20
 """Maximum size in bytes of a file of a repository that imagebuild itself reads."""
@@ -55,7 +56,8 @@ def git_folders(top: Path, within: Path | None = None) -> tuple[Path, Path]:
 @contextmanager
 def opened(top: Path, run: RunProgram = run_program, within: Path | None = None) -> Iterator[Callable[..., str]]:
     """Yield a function that runs git in the work tree `top`, as `run_program` does.
-    Raises CommandError if the folders of the repository are outside of `within`."""
+    With `within`, no setting changes the files of a commit. Raises CommandError if the folders of the repository are
+    outside of `within`."""
     own, common = git_folders(top, within)
     with TemporaryDirectory(prefix="imagebuild-") as name:
         view, given = Path(name), Path(name, "given")
@@ -64,6 +66,8 @@ def opened(top: Path, run: RunProgram = run_program, within: Path | None = None)
         lines = ["[core]\n\trepositoryformatversion = 1\n"]
         for kept in filter(None, map(KEPT_SETTINGS.fullmatch, listed.split("\0"))):
             section, of, key, value = (text for text in kept.groups() if text is not None)
+            if within and section == "core":
+                continue
             inner, text = (json.dumps(word, ensure_ascii=False) for word in (of, value))  # quoted as git does
             lines.append(f"[{section}{of and f' {inner}'}]\n\t{key} = {text}\n")
         (view / "config").write_text("".join(lines))

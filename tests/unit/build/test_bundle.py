@@ -6,15 +6,18 @@ import http.client
 import shutil
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from imagebuild.build.bundle import HOSTS, Bundle, BundleManifest, fetch_wheels, finish_bundle, package_proxy
-from imagebuild.build.inputs import DownloadStore, Needs
-from imagebuild.core.errors import CommandError
+from imagebuild.build.inputs import Download, DownloadStore, Needs
+from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.files import file_sha256
 from imagebuild.core.settings import Settings
+from imagebuild.project.lockfile import Lock
 from tests.faulty import Answer
 from tests.unit.conftest import LOGIN, Call, Serve
 from tests.upstream.server import Server
@@ -88,6 +91,45 @@ def test_a_proxy_records_and_plays_back(store: DownloadStore, site: Server) -> N
         assert refused == [502, 502, 502, 404]
     assert len(log) == 6
     assert "503" in log[2]
+
+
+def test_links_do_not_lead_out_of_a_bundle(tmp_path: Path) -> None:
+    """Build steps could read files of this machine through a bundle that another made."""
+    (secret := tmp_path / "netrc").write_text("password")
+    store = DownloadStore(tmp_path / "bundle")
+    links = {"wheels/x": secret, "files/https/host/x": secret, "files/http/all": tmp_path, "git/c": tmp_path}
+    for name, target in links.items():
+        (link := store.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target)
+    with package_proxy("127.0.0.1", store, lambda _: None) as address:
+        for asked in ("/wheels/x", "http://host:443/x", "http://all/netrc"):
+            assert ask(address, asked)[0] == 502
+    with pytest.raises(ConfigError, match="git/c: leads to .*, which is outside"):
+        store.clone(Download("https://host/x", commit="c"))
+
+
+def test_a_bundle_replaces_no_image_but_a_bootstrapped_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock has the hash of every other image."""
+    locked = {name: f"{name}@sha256:{'a' * 64}" for name in ("debian:13", "cuda:13")}
+    monkeypatch.setattr("imagebuild.build.bundle.needs_of_targets", lambda _: {})
+    monkeypatch.setattr("imagebuild.build.bundle.missing_images", lambda _, needs: locked.values())
+    monkeypatch.setattr("imagebuild.build.bundle.gateway_address", lambda _: "127.0.0.1")
+    bases = {name: SimpleNamespace(image=name, release=name == "debian:13") for name in locked}
+    lock = Lock(images={name: {"digest": image.partition("@")[2]} for name, image in locked.items()})
+    matrix = SimpleNamespace(model=SimpleNamespace(bases=bases))
+    run: Any = SimpleNamespace(project=SimpleNamespace(lock=lock, matrix=matrix), engine=None)
+
+    def notes_about(changed: str) -> list[str]:
+        digests = {image: f"sha256:{('b' if name == changed else 'a') * 64}" for name, image in locked.items()}
+        finish_bundle(tmp_path, MANIFEST.model_copy(update={"images": digests}))
+        notes: list[str] = []
+        with Bundle.read(tmp_path).provide(run, notes.append):
+            return notes
+
+    assert notes_about("") == []
+    assert "bootstrapped by the maker of the bundle" in notes_about("debian:13")[0]
+    with pytest.raises(ConfigError, match="the bundle has sha256:b{64} instead of cuda:13@"):
+        notes_about("cuda:13")
 
 
 def test_build_steps_get_no_login_for_hosts_of_their_choice(tmp_path: Path, serve: Serve) -> None:

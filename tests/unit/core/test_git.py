@@ -35,6 +35,7 @@ def attempted(top: Path, scratch: Path) -> list[str]:
     commit = ran("git", "-c", "core.fsmonitor=false", "-C", str(top), "rev-parse", "HEAD").stdout.strip()
     try:
         copy_commit(top, commit or "0" * 40, scratch / "made")
+        assert (scratch / "made/a.txt").read_bytes() == b"1\n"
     except ResultError:
         refused.append("bundle")
     return refused
