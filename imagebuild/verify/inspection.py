@@ -30,6 +30,9 @@ class NotApplicable(Exception):
 COPIED = re.compile(r"COPY (--\S+ )*/out/\w+/ / # buildkit")
 """The step of a layer that contains one component. BuildKit leaves out the name of the component's stage."""
 
+LABELLED = re.compile(r"LABEL .*\bimagebuild\.target=")
+"""The last step but one of our Dockerfiles; only settings follow it."""
+
 
 @dataclass(frozen=True)
 class Inspection:
@@ -141,6 +144,14 @@ class Inspection:
         # An image that this image starts from has copied files before.
         complete = len(steps) == len(self.layers) and len(copied) >= len(names)
         return dict(zip(copied[len(copied) - len(names) :], names, strict=True)) if complete else {}
+
+    @cached_property
+    def added_layers(self) -> int:
+        """The number of layers that somebody has added to an image of imagebuild, as a Dockerfile `FROM` it does.
+        Only for rules about what imagebuild has made, since anybody can write a history."""
+        steps = self.image.config.get("history") or ()
+        ours = [number for number, step in enumerate(steps) if LABELLED.match(str(step.get("created_by")))]
+        return sum(not step.get("empty_layer") for step in steps[ours[-1] :]) if ours else 0
 
     def is_of_base(self, finding: Finding) -> bool:
         """Return whether a finding is, or may be, about a file of the base image."""

@@ -352,7 +352,8 @@ def plan(inspection: Inspection) -> Iterator[Finding]:
     planned = image_labels(resolve_recipe(inspection.project, inspection.target))
     present = inspection.image.labels
     ours = {label for label in present if label.startswith(("imagebuild.component.", "imagebuild.axis."))}
-    for label in sorted({*planned, *ours} - {BASE, BASE_DIGEST}):
+    theirs = {label for label in planned if label.startswith("org.")} if inspection.added_layers else set()
+    for label in sorted({*planned, *ours} - {BASE, BASE_DIGEST} - theirs):
         if present.get(label) != planned.get(label):
             is_now, should_be = present.get(label, "absent"), planned.get(label, "absent")
             yield Finding(label, f"is {is_now!r}, but {should_be!r} in the plan")
@@ -417,10 +418,13 @@ def size(inspection: Inspection) -> Iterator[Finding]:
     limit = limits.get(target.axes["variant"]) if isinstance(limits, dict) else limits
     if limit is None:
         raise NotApplicable("the matrix has no size-limit-mb for the image")
+    if inspection.added_layers:
+        added = plural(inspection.added_layers, "layer")
+        raise NotApplicable(f"the limit is that of {target.id}, to which the image adds {added}")
     if not all(layer.compression for layer in inspection.layers):
         raise NotApplicable("the engine saves layers uncompressed, but the limit is for compressed layers")
-    megabytes, number = sum(layer.stored for layer in inspection.layers) / 1e6, len(inspection.layers)
-    yield Finding("size", f"{megabytes:.0f} MB in {number} layers; the limit is {limit} MB", note=megabytes <= limit)
+    megabytes, number = sum(layer.stored for layer in inspection.layers) / 1e6, plural(len(inspection.layers), "layer")
+    yield Finding("size", f"{megabytes:.0f} MB in {number}; the limit is {limit} MB", note=megabytes <= limit)
 
 
 ImageRule = Callable[[Inspection], Iterator[Finding]]

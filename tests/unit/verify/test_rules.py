@@ -111,7 +111,7 @@ def failed(results: dict[str, CheckResult]) -> dict[str, str]:
 def test_an_image_without_fault_passes_every_rule(case: Case) -> None:
     results = case.results()
     assert {result.outcome for result in results.values()} == {"passed"}
-    assert results["size"].output.startswith("size: 0 MB in 1 layers; the limit is 1 MB")
+    assert results["size"].output.startswith("size: 0 MB in 1 layer; the limit is 1 MB")
 
 
 def test_rules_that_need_a_plan_are_skipped_without_one(case: Case) -> None:
@@ -293,6 +293,18 @@ def test_more_bytes_than_the_budget(case: Case) -> None:
     case.pack = lambda data: gzip.compress(data, 0)
     case.layers.append({"opt/data": bytes(1_100_000)})
     assert failed(case.results()) == {"size": "size: 1 MB in 2 layers; the limit is 1 MB"}
+    # A team's own Dockerfile starts from the image: its size and its title are the team's.
+    case.labels["org.opencontainers.image.title"] = "training"
+    case.history = [
+        {"created_by": "RUN apt"}, {"created_by": 'LABEL a="b" imagebuild.target="x"', "empty_layer": True},
+        {"created_by": "COPY model /"}, {"created_by": "LABEL org.opencontainers.image.title=training", "empty_layer": True},
+    ]  # fmt: skip
+    case.root = case.root.with_name("derived")
+    results = case.results()
+    assert not failed(results)
+    assert results["size"].reason == f"the limit is that of {TARGET}, to which the image adds 1 layer"
+    case.root, case.history = case.root.with_name("changed"), case.history[:2]
+    assert set(failed(case.results())) == {"size", "plan"}
 
 
 def test_what_is_no_fault_is_listed(case: Case) -> None:
