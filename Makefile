@@ -5,7 +5,7 @@ IMAGEBUILD := $(VENV)/bin/imagebuild
 PYTHON ?= python3
 TARGET := quickstart-cuda13.5-debian13-runtime
 
-.PHONY: image test lint docs workflows unit browser docker reproducible-proof hpcx-proof bundle-proof deepspeed-proof pods-proof builders-proof bench bare-proof golden schemas requirements clean
+.PHONY: image test lint docs workflows unit browser docker reproducible-proof hpcx-proof bundle-proof deepspeed-proof torch-proof pods-proof builders-proof bench bare-proof golden schemas requirements clean
 
 image: $(VENV)/installed ## build the quickstart image for this machine's platform, and check it
 	$(IMAGEBUILD) engine up
@@ -59,6 +59,10 @@ builders-proof: $(VENV)/installed-dev ## build on nodes of BuildKit with TLS, on
 deepspeed-proof: $(VENV)/installed-dev ## run examples/deepspeed.yaml with the real DeepSpeed, without GPUs, in three containers
 	$(IMAGEBUILD) engine up
 	tests/deepspeed.sh
+
+torch-proof: $(VENV)/installed-dev ## add up tensors through gloo with Debian's PyTorch: mpirun, also between two containers, and a real srun
+	$(IMAGEBUILD) engine up
+	$(VENV)/bin/pytest -m docker -v --proof tests/docker/test_slurm.py -k torch
 
 pods-proof: $(VENV)/installed-dev ## validate jobs and examples against Kubernetes's schemas; SCHEMAS: files of others, such as Argo's schema.json and CRDs
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[pods]'

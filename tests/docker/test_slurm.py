@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 from docker import DockerClient
 
 from imagebuild.bench.read import read_files
 from tests.conftest import ROOT, data, ran
-from tests.docker.conftest import Built, Imagebuild, install, until
+from tests.docker.conftest import TARGET, Built, Imagebuild, build_of, copy_of_project, edited_matrix, install, until
 from tests.unit.jobs.job_fakes import REFERENCE, text
 
 CASES = data("cases/docker/slurm")
@@ -52,6 +53,7 @@ class Slurm:
     def unpack(self, client: DockerClient, image: str) -> str:
         """Unpack an image; return the program that runs a command in the unpacked image."""
         rootfs = self.folder / "rootfs"
+        shutil.rmtree(rootfs, ignore_errors=True)
         rootfs.mkdir()
         made = client.containers.create(image)
         try:
@@ -148,6 +150,44 @@ def test_verify_runs_ranks_through_srun(
         # This runner cannot read the built image in the engine's store.
         others = {"image/same-files": "skipped", "pmix/loads": "passed", "ucx-distro/two-nodes": "skipped"}
         assert found == dict.fromkeys(RANKS, outcome) | others
+
+
+@pytest.fixture(scope="module")
+def torch(
+    client: DockerClient, host: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Built:
+    """Build quickstart with PyTorch. Debian's needs no GPU and is small, so it replaces the component's wheel."""
+    if not request.config.getoption("--proof"):
+        pytest.skip("only in `make torch-proof`")
+    project = copy_of_project(tmp_path_factory.mktemp("torch"))
+    file = project / "dockerfiles/components/torch/component.yaml"
+    component = yaml.safe_load(file.read_text())
+    del component["python"]
+    changes = {"requires": ["mpi"], "packages": {"runtime": ["python3-torch"]}, "license-files": []}
+    file.write_text(yaml.safe_dump({**component, **changes, "env": {"USE_LIBUV": "0"}}))  # Debian's has no libuv
+    with edited_matrix(project) as matrix:
+        matrix["images"]["quickstart"]["components"].append("torch")
+        matrix["images"]["quickstart"]["size-limit-mb"]["runtime"] = 1500
+    return build_of(project, TARGET, client, host)
+
+
+def test_pytorch_adds_up_through_gloo(
+    cluster: Slurm, torch: Built, client: DockerClient, environ: dict[str, str]
+) -> None:
+    """mpirun starts the ranks in one container and in two, srun on two nodes; with a wrong number of ranks, srun's fail."""
+    imagebuild = Imagebuild(torch.folder.parent.parent, environ)
+    words = (torch.result.target, "--only=torch/gloo*")
+    runner = f"exec:srun {cluster.unpack(client, torch.tag)}"
+    variables = {name: cluster.environ[name] for name in ("SLURM_CONF", "TMPDIR")}
+    by_mpirun = imagebuild.verify(*words)
+    by_srun = imagebuild.verify(*words, "--runner", runner, expect=0, **variables)
+    found = [{c.check: c.outcome for c in each.checks if c.component == "torch"} for each in (by_mpirun, by_srun)]
+    assert found == [
+        {"gloo": "passed", "gloo-nodes": "passed", "gloo-slurm": "skipped"},
+        {"gloo": "passed", "gloo-nodes": "skipped", "gloo-slurm": "passed"},
+    ]
+    wrong = imagebuild.verify(*words, "--runner", f"{runner} env SLURM_NTASKS=1", expect=1, **variables)
+    assert {c.check: c.outcome for c in wrong.checks}["gloo-slurm"] == "failed"
 
 
 # Jobs
