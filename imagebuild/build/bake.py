@@ -10,6 +10,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from imagebuild.build.nodes import BuilderNode
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Platform, YamlFile
 from imagebuild.oci.layout import EPOCH
@@ -29,16 +30,6 @@ FILES = "files"
 """Name of the folder with the files of a fetched download. A Dockerfile next to the folder copies the files."""
 FINAL_STAGE = "image"
 """Name of the last stage of every Dockerfile. The stage installs packages of the distribution."""
-
-
-def layer_attributes(compression: str, day: date | None) -> str:
-    """Return the options of BuildKit's exporter for an OCI layout: the compression, and the latest timestamp of files.
-
-    BuildKit replaces later timestamps by the latest one, which is the beginning of `day` in UTC, or EPOCH if `day` is
-    None."""
-    epoch = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) if day else EPOCH
-    # Only the exporter gets the timestamp: a build argument would be part of every step's cache key.
-    return f"compression={compression},force-compression=true,rewrite-timestamp=true,source-date-epoch={epoch}"
 
 
 def new_layout(layout: Path) -> Path:
@@ -97,6 +88,11 @@ class BuildRequest:
     def builder(self) -> str | None:
         """The first builder, which is the only one in every part of the build. None: the engine's default builder."""
         return self.builders[0] if self.builders else None
+
+    @property
+    def built(self) -> list[Platform]:
+        """All platforms that are built, in order."""
+        return sorted({platform for target in self.targets for platform in platforms_of(target, self.platforms)})
 
     @property
     def exported(self) -> Path | None:
@@ -165,12 +161,26 @@ class BuildRun:
     caches: Mapping[str, Sequence[CacheEntry]] = field(default_factory=dict)
     """Maps the id of each target to the caches of the target's stages. Some of the caches may not exist in the
     registry."""
+    builders: Mapping[str, Sequence[BuilderNode]] = field(default_factory=dict)
+    """Maps each builder to its nodes."""
     apart: bool = False
     """True: each platform is built on a node of its own."""
     part: str = ""
     """Name of the builder if several builders share the build; the files that describe this part contain the name."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `BuildResult` that are known when the build starts: time, commit, repository, CI run and workflow."""
+
+    @property
+    def nodes(self) -> list[BuilderNode]:
+        """The nodes of the first builder that build a platform of the targets; empty for the engine."""
+        own = self.builders.get(self.request.builder or "", ())
+        return [node for node in own if {*node.builds}.intersection(self.request.built)]
+
+    @property
+    def epoch(self) -> int:
+        """The latest timestamp of files, which replaces later ones: the day of a rebuild, or of the lock, or EPOCH."""
+        day = self.request.rebuilt or self.project.lock.date
+        return int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) if day else int(EPOCH)
 
     @property
     def context(self) -> Path:
@@ -214,7 +224,9 @@ def bake_file(run: BuildRun) -> dict[str, Any]:
     """Return the content of the bake file.
     The file refers to the Dockerfile of each target, `<folder>/<id>/Dockerfile`."""
     request, inputs = run.request, run.inputs
-    layers = layer_attributes(request.compression, request.rebuilt or run.project.lock.date)
+    # Only the exporter gets the timestamp: a build argument would be part of every step's cache key.
+    layers = f"compression={request.compression},force-compression=true"
+    layers += f",rewrite-timestamp=true,source-date-epoch={run.epoch}"
     entries: dict[str, dict[str, Any]] = {}
     fetched: set[Path] = set()
     for target in request.targets:

@@ -16,6 +16,15 @@ from typing import TYPE_CHECKING
 from imagebuild.build import bake, buildx, private
 from imagebuild.build.bake import BuildInputs, BuildRequest, BuildRun, CacheEntry
 from imagebuild.build.folder import BuildLog, held_folders
+from imagebuild.build.nodes import (
+    BuilderNode,
+    check_clocks,
+    check_nodes,
+    current_nodes,
+    nodes_of,
+    unreached,
+    with_clocks,
+)
 from imagebuild.core import console, settings
 from imagebuild.core.advisory import known_bad, shortened
 from imagebuild.core.console import err, out
@@ -77,12 +86,9 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
             buildx.repository_at(request.cache or "").check_writable()
         sources = buildx.replaced_sources(project, stages, request.sources)
         endpoint = engine.find_engine(os.environ)
-        nodes = {name: engine.nodes_of(name, endpoint) for name in request.builders}
-        name_known_faults([node for own in nodes.values() for node in own] or engine.current_nodes(endpoint))
-        apart = {name: uses_several_nodes(replace(request, builders=(name,)), own) for name, own in nodes.items()}
+        nodes, apart = examine_builders(request, endpoint, progress)
         if not request.builder and endpoint.host.startswith("unix://"):
-            wanted = {p for target in request.targets for p in bake.platforms_of(target, request.platforms)}
-            for name in sorted(wanted - {native_platform()}):
+            for name in sorted({*request.built} - {native_platform()}):
                 private.ensure_emulation(name.removeprefix("linux/"))
         caches: Mapping[str, Sequence[CacheEntry]] = {}
         builds: list[tuple[Target, Platform, dict[str, Stage]]] = []
@@ -97,7 +103,11 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
             "revision": revision.current_revision(project.root),
             **revision.origin_of_build(project.root, os.environ),
         }
-        run = BuildRun(request, project, dockerfiles, endpoint, caches=caches, apart=any(apart.values()), about=about)
+        several = any(apart.values())
+        run = BuildRun(
+            request, project, dockerfiles, endpoint, caches=caches, builders=nodes, apart=several, about=about
+        )
+        check_clocks(nodes, run.epoch)
         refuse_links(run.written)
         with build_inputs(run, provide, progress) as provided:
             run = replace(run, inputs=replace(provided, images={**provided.images, **sources}))
@@ -113,20 +123,37 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
         return results
 
 
-def name_known_faults(nodes: Iterable[engine.BuilderNode]) -> None:
+def examine_builders(
+    request: BuildRequest, endpoint: engine.Endpoint, progress: buildx.BuildProgress
+) -> tuple[dict[str, list[BuilderNode]], dict[str, bool]]:
+    """Return the nodes of each builder, and whether they build each platform apart. Print the known faults of BuildKit,
+    and the mirrors that a node does not reach. Raises ConfigError if a node cannot build."""
+    nodes = {name: nodes_of(name, endpoint) for name in request.builders}
+    name_known_faults([node for own in nodes.values() for node in own] or current_nodes(endpoint))
+    apart = {name: uses_several_nodes(replace(request, builders=(name,)), own) for name, own in nodes.items()}
+    nodes = {name: with_clocks(name, own, request.built, endpoint) for name, own in nodes.items()}
+    mirrors = settings.load_settings(os.environ).mirrors
+    addresses = {*mirrors.downloads.values(), *([mirrors.python_index] if mirrors.python_index else [])}
+    for name, own in nodes.items():
+        for problem in unreached(name, own, addresses, endpoint):
+            progress.note(problem)
+    return nodes, apart
+
+
+def name_known_faults(nodes: Iterable[BuilderNode]) -> None:
     """Print the advisories about the versions of BuildKit."""
     for version in sorted({node.buildkit for node in nodes if not node.buildkit.startswith("v0.0.0")}):
         if faults := shortened(known_bad({"buildkit": version})):
             err.print(f"known faults of BuildKit {version}: {faults}; `imagebuild doctor` names the fixed version")
 
 
-def uses_several_nodes(request: BuildRequest, nodes: Sequence[engine.BuilderNode]) -> bool:
+def uses_several_nodes(request: BuildRequest, nodes: Sequence[BuilderNode]) -> bool:
     """Return whether the builder has several nodes and a target several platforms. Raises ConfigError if a node cannot
     build, or if the image cannot be loaded."""
     name = request.builder or ""
-    built = [bake.platforms_of(target, request.platforms) for target in request.targets]
-    engine.check_nodes(name, nodes, sorted({platform for platforms in built for platform in platforms}))
-    apart = len(nodes) > 1 and max(map(len, built)) > 1
+    check_nodes(name, nodes, request.built)
+    several = any(len(bake.platforms_of(target, request.platforms)) > 1 for target in request.targets)
+    apart = len(nodes) > 1 and several
     if apart and request.output == "load" and not request.stage:
         problem = (
             f"--builder {name}: its {len(nodes)} nodes build an image of several platforms, which cannot be loaded"
@@ -228,14 +255,13 @@ def bootstrapped_bases(run: BuildRun, progress: buildx.BuildProgress) -> dict[st
     for target in request.targets:
         name = target.axes["os"]
         names |= {name, matrix.images[target.image].build_on or matrix.bases[name].build_on or name}
-    platforms = {p for target in request.targets for p in bake.platforms_of(target, request.platforms)}
     contexts = {}
     for name in sorted(names):
         entry = matrix.bases[name]
         if entry.release:
             progress.note(f"base {name}: {entry.release}, from the cache or from the distribution's archive")
             contexts[digest_of(run.project.lock, entry.image)] = base.bootstrap(
-                sorted({*platforms, native_platform()}), cache_folder(), release=entry.release, log=progress.note
+                sorted({*request.built, native_platform()}), cache_folder(), release=entry.release, log=progress.note
             )
     return contexts
 

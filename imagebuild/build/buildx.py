@@ -26,11 +26,12 @@ from rich.table import Table
 from imagebuild.build import bake
 from imagebuild.build.bake import BuildRun
 from imagebuild.build.folder import BuildLog, check_layout
+from imagebuild.build.nodes import lost_nodes
 from imagebuild.core.console import SHOWN_ITEMS, Progress, err, format_duration, format_size, styled
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, ResultError, plural, suggestion
 from imagebuild.core.files import read_text, write_bytes, write_text
 from imagebuild.core.run import execute
-from imagebuild.oci.engine import Endpoint, connect_engine, engine_flaw, lost_nodes
+from imagebuild.oci.engine import Endpoint, connect_engine, engine_flaw
 from imagebuild.oci.image import PlatformImage, image_of_client, images_in
 from imagebuild.oci.layout import Layout
 from imagebuild.oci.reference import parse_reference
@@ -54,6 +55,8 @@ LOCAL_RESULT = "local.json"
 """Name of the result of a build that was not pushed, if `result.json` contains an earlier push."""
 ASK_S = 30.0
 """Time after which the nodes of a builder are asked whether they still answer, in seconds."""
+CLOCK_S = 120
+"""Difference of two clocks that is reported if a build fails, in seconds."""
 ERROR_LINES = 25
 """Number of last lines of each step's output to keep. They are shown if the step fails."""
 # Errors of an export that is worth repeating, as all steps are in the cache. Either containerd's garbage collector
@@ -383,7 +386,7 @@ def _build_apart(run: BuildRun, progress: BuildProgress, stream: EventStream) ->
     request = run.request
     wanted = {target.bake_name: bake.platforms_of(target, request.platforms) for target in request.targets}
     digests: dict[tuple[str, str], str] = {}
-    for platform in sorted({platform for platforms in wanted.values() for platform in platforms}):
+    for platform in request.built:
         targets = tuple(target for target in request.targets if platform in target.platforms)
         part = replace(run, request=replace(request, targets=targets, platforms=(platform,)))
         progress.note(f"building for {platform}")
@@ -420,6 +423,9 @@ def execute_bake(
             status = _run_buildx(run, file, metadata_file, progress, stream)
         if status:
             failure = explain_failure(run, stream, status)
+            for node in run.nodes:
+                if abs(node.ahead) > CLOCK_S:
+                    failure = f"{node.clock}, which can be the reason; set the clock that is wrong\n{failure}"
             # buildx does not report that the engine has stopped; it reports failed steps.
             if run.request.builder:
                 failure = "\n".join([*lost_nodes(run.request.builder, run.engine), failure])
@@ -427,10 +433,11 @@ def execute_bake(
                 stopped = f"the engine at {run.engine.host} stopped during the build ({flaw}); start the engine again"
                 failure = f"{stopped}\n{failure}"
             if re.search("no space left on device", failure, re.IGNORECASE):
-                builder = run.request.builder
+                builder, machines = run.request.builder, [str(node) for node in run.nodes]
                 prune = f"docker buildx prune --builder {builder}" if builder else "docker buildx prune"
-                where = f"of a node of the builder {builder}" if builder else f"of the engine at {run.engine.host}"
-                failure = f"the disk {where} is probably full; `{prune}` removes all cached steps\n{failure}"
+                place = f"a node of the builder {builder}" if builder else f"the engine at {run.engine.host}"
+                where = " or ".join(machines) or place
+                failure = f"the disk of {where} is probably full; `{prune}` removes all cached steps\n{failure}"
             raise CommandError(failure)
         return stream, json.loads(metadata_file.read_text()) if metadata_file.exists() else {}
     except ValueError as error:

@@ -15,12 +15,13 @@ from typing import Any
 
 from packaging.version import Version
 
+from imagebuild.build.nodes import BuilderNode, read_nodes
 from imagebuild.core.advisory import driver_version, known_bad, shortened
 from imagebuild.core.errors import ImagebuildError
 from imagebuild.core.fields import CPUS
 from imagebuild.core.run import ARCHITECTURES, INSTALL_COSIGN, RunProgram, run_program, syft_program
 from imagebuild.oci import engine
-from imagebuild.oci.engine import BUILDX_MIN, BuilderNode, Endpoint, read_nodes
+from imagebuild.oci.engine import BUILDX_MIN, Endpoint
 
 PROGRAMS = {"nvidia-container-toolkit": ("nvidia-ctk", "--version"), "enroot": ("enroot", "version")}
 """Maps components with advisories to the commands that print their versions."""

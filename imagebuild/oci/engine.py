@@ -1,10 +1,8 @@
-"""Docker Engines: find a usable engine, use it through the Docker SDK, and read the nodes of the builders of buildx.
-The SDK is imported only if needed."""
+"""Docker Engines: find a usable engine, and use it through the Docker SDK, which is imported only if needed."""
 
 from __future__ import annotations
 
 import os
-import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,10 +30,6 @@ ENGINE_MIN, BUILDX_MIN = (26, 0), (0, 13)
 """Oldest supported versions of Docker Engine and buildx. imagebuild needs BuildKit 0.13, but engines from distributions
 report the version of BuildKit as "v0.0.0+unknown". So the version of the engine is checked: Docker Engine 26.0 is the
 first with BuildKit 0.13."""
-BUILDKIT_MIN = (0, 13)
-"""The first BuildKit that rewrites timestamps in layers as imagebuild needs it."""
-INSPECT_S = 60
-"""Time in seconds for the nodes to answer."""
 STATE = Path("/var/lib/imagebuild/engine")
 """Folder of the private engine: a Docker Engine that `imagebuild engine up` starts."""
 NO_ENGINE = "run `imagebuild engine up` as root, or install Docker Engine 26+ with its buildx plug-in"
@@ -375,88 +369,3 @@ def has_containerd_store(engine: Endpoint) -> bool:
     """Return whether the engine stores images in containerd. Docker's classic image store cannot load OCI layouts."""
     status = run_program("docker", "info", "--format", "{{.DriverStatus}}", env=engine.environment, timeout=20)
     return "io.containerd.snapshotter" in status
-
-
-@dataclass(frozen=True)
-class BuilderNode:
-    """A machine of a builder, as `docker buildx inspect` describes it."""
-
-    name: str
-    endpoint: str = ""
-    status: str = ""
-    error: str = ""
-    buildkit: str = ""
-    """Version, such as `v0.32.0`; empty if the node does not answer."""
-    platforms: tuple[str, ...] = ()
-
-    def problem(self) -> str | None:
-        """Return why the node cannot build; None if it can."""
-        if self.error or self.status != "running":
-            return (
-                f"does not answer ({self.error or self.status or 'no status'}); start it, or remove it from the builder"
-            )
-        match = re.match(r"v?(\d+)\.(\d+)", self.buildkit)
-        if match and BUILDKIT_MIN > (int(match[1]), int(match[2])) > (0, 0):  # builds of a distribution say 0.0.0
-            return f"has BuildKit {self.buildkit}; {'.'.join(map(str, BUILDKIT_MIN))} or later is needed"
-        return None
-
-
-def read_nodes(text: str) -> Iterator[BuilderNode]:
-    """Yield the nodes in the output of `docker buildx inspect`."""
-    for part in re.split(r"^Name:", text.partition("\nNodes:\n")[2], flags=re.MULTILINE)[1:]:
-        pairs = dict(re.findall(r"^(Endpoint|Error|Status|BuildKit version|Platforms):[ \t]*(.*)$", part, re.MULTILINE))
-        yield BuilderNode(
-            part.partition("\n")[0].strip(), pairs.get("Endpoint", ""), pairs.get("Status", "").strip(),
-            pairs.get("Error", "").strip(), pairs.get("BuildKit version", "").strip(),
-            tuple(word.strip(" *") for word in pairs.get("Platforms", "").split(",") if word.strip()),
-        )  # fmt: skip
-
-
-def nodes_of(builder: str, endpoint: Endpoint, run: RunProgram = run_program) -> list[BuilderNode]:
-    """Start the nodes of a builder that are not running, and return all of them. Raises ConfigError if there is no such
-    builder."""
-    try:
-        return _inspect(endpoint, run, "--bootstrap", builder)
-    except CommandError as error:
-        if re.search("no builder .* found", str(error)):
-            problem = "there is no such builder; `docker buildx ls` lists the builders"
-            raise ConfigError(f"--builder {builder}: {problem}") from None
-    return _inspect(endpoint, run, builder)  # a node did not start
-
-
-def current_nodes(endpoint: Endpoint, run: RunProgram = run_program) -> list[BuilderNode]:
-    """Return the nodes of the current builder; empty if docker does not describe them."""
-    with suppress(CommandError):
-        return _inspect(endpoint, run)
-    return []
-
-
-def _inspect(endpoint: Endpoint, run: RunProgram, *words: str) -> list[BuilderNode]:
-    return list(read_nodes(run("docker", "buildx", "inspect", *words, env=endpoint.environment, timeout=INSPECT_S)))
-
-
-def lost_nodes(builder: str, endpoint: Endpoint, run: RunProgram = run_program) -> list[str]:
-    """Return a message for each node that does not answer during a build, or after it failed."""
-    try:
-        nodes = _inspect(endpoint, run, builder)
-    except CommandError as error:
-        return [str(error)]
-    remedy = "start it, and run the same command again: it goes on from the steps that ended"
-    return [
-        f"node {node.name} ({node.endpoint}) no longer answers ({node.error or node.status}); {remedy}"
-        for node in nodes
-        if node.error or node.status != "running"
-    ]
-
-
-def check_nodes(builder: str, nodes: Sequence[BuilderNode], platforms: Sequence[str]) -> None:
-    """Raise ConfigError if a node cannot build, or if no node builds one of the platforms."""
-    problems = [f"node {node.name} ({node.endpoint}) {problem}" for node in nodes if (problem := node.problem())]
-    known = {platform for node in nodes for platform in node.platforms}
-    problems += [
-        f"no node builds {platform}; add a node of this platform, or register QEMU on a node"
-        for platform in platforms
-        if known and platform not in known
-    ]
-    if problems:
-        raise ConfigError("\n".join(f"--builder {builder}: {problem}" for problem in problems))

@@ -6,10 +6,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -17,9 +21,11 @@ from docker import DockerClient
 
 from imagebuild.oci.image import images_in
 from imagebuild.oci.layout import Layout, manifests_of
-from tests.conftest import ran
-from tests.docker.conftest import TINY_TARGET, Tiny, finish, sleeping, until
+from tests.conftest import LOCK, ran
+from tests.docker.conftest import COMPONENT, TINY_TARGET, Tiny, finish, sleeping, until
 from tests.docker.farm import Farm
+from tests.docker.site import Content, Site, served
+from tests.docker.test_mirrors import NOWHERE, configuration, fetch_all
 from tests.faulty import Faulty
 
 pytestmark = pytest.mark.docker
@@ -37,15 +43,23 @@ def farm(request: pytest.FixtureRequest, environ: dict[str, str]) -> Iterator[Fa
 
 
 def test_an_image_that_several_nodes_built(farm: Farm, tiny: Tiny) -> None:
-    """The node for arm64 emulates this architecture."""
+    """The node for arm64 emulates this architecture. A folder of this machine reaches both."""
     only = [farm.node("--oci-worker-platform", platform) for platform in ("linux/amd64", "linux/arm64")]
-    builder = farm.builder(*only)
-    tiny.imagebuild("build", TINY_TARGET, "--builder", builder, "--output", tiny.root / "out")
+    builder, address = farm.builder(*only), "https://nowhere.invalid/tool.git"
+    tiny.component("tool", COMPONENT.format(name="tool") + f"git: {address}\n", build=(
+        "{{ source(name, git, commit) }}\nFROM {{ base }} AS tool\n"
+        f"RUN --mount=type=bind,from=tool-source,target=/src grep {tiny.nonce} /src/sub/main.c && mkdir -p /out/runtime\n"
+    ))  # fmt: skip
+    tiny.lock({**LOCK, "git": {f"{address} 2.{tiny.nonce}": "b" * 40}})
+    tiny.write("src/sub/main.c", tiny.nonce)
+    own = ("--source", f"tool={tiny.root / 'src'}", "--output", tiny.root / "out")
+    tiny.imagebuild("build", TINY_TARGET, "--builder", builder, *own)
+    assert tiny.result().replaced["tool-source"] == "folder"
     layout, result = Layout(tiny.root / "out" / TINY_TARGET), tiny.result()
     index = json.loads(layout.blob(result.digest or ""))
     assert [item.platform for item in manifests_of(index)] == ["linux/amd64", "linux/arm64"]
     assert layout.has(result.digest or "")
-    refused = tiny.imagebuild("build", TINY_TARGET, "--builder", builder, expect=2)
+    refused = tiny.imagebuild("build", TINY_TARGET, "--builder", builder, *own[:2], expect=2)
     assert "of several platforms, which cannot be loaded; use --output DIR or --push" in refused.err
 
 
@@ -68,9 +82,14 @@ def test_builders_that_share_a_build_run_each_stage_once(
     assert len(loaded) == len(targets), "all images are in the local engine"
 
 
-def test_where_an_image_is_built_does_not_change_its_content(farm: Farm, tiny: Tiny) -> None:
+def without_chance(tiny: Tiny) -> None:
+    """Let each execution of a step have the same output."""
     for file in tiny.root.glob("dockerfiles/components/*/build.j2"):
         file.write_text(file.read_text().replace("$(cat /proc/sys/kernel/random/uuid)", "same"))
+
+
+def test_where_an_image_is_built_does_not_change_its_content(farm: Farm, tiny: Tiny) -> None:
+    without_chance(tiny)
     builders = {
         "node": farm.builder(farm.node()),
         "rootless": farm.builder(farm.node(user=farm.rootless_user())),
@@ -87,8 +106,8 @@ def test_where_an_image_is_built_does_not_change_its_content(farm: Farm, tiny: T
     assert layers["node"][1:] == layers["local"][1:]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_node_that_dies_or_hangs_is_named(farm: Farm, tiny: Tiny, number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "why"), [(signal.SIGKILL, "Connection refused"), (signal.SIGSTOP, "timed out")])
+def test_a_node_that_dies_or_hangs_is_named(farm: Farm, tiny: Tiny, number: signal.Signals, why: str) -> None:
     node = farm.node()
     builder = farm.builder(node)
     tiny.step(f"sleep {tiny.forever}")
@@ -97,7 +116,7 @@ def test_a_node_that_dies_or_hangs_is_named(farm: Farm, tiny: Tiny, number: sign
     node.send(number)
     done = finish(running, 600)
     assert done.status == 4
-    assert f"node {builder}0 (tcp://127.0.0.1:{node.port}) no longer answers (inactive)" in done.err
+    assert f"node {builder}0 (tcp://{node.address}) no longer answers ({why})" in done.err
     assert "start it, and run the same command again" in done.err
     tiny.step("mkdir -p /out/runtime")
     node.restart()
@@ -122,11 +141,12 @@ def test_a_node_with_a_full_disk_is_named(farm: Farm, tiny: Tiny) -> None:
     small = farm.file("small")
     small.mkdir()
     ran("mount", "-t", "tmpfs", "-o", "size=300m,mode=755", "imagebuild-test", small, check=True)
-    builder = farm.builder(farm.node(root=small))
+    node = farm.node(root=small)
+    builder = farm.builder(node)
     tiny.step("head -c 400M /dev/zero > /full")
     done = tiny.build(TINY_TARGET, "--builder", builder, expect=4)
     remedy = f"docker buildx prune --builder {builder}"
-    assert f"the disk of a node of the builder {builder} is probably full; `{remedy}` removes" in done.err
+    assert f"the disk of node {builder}0 (tcp://{node.address}) is probably full; `{remedy}` removes" in done.err
     ran(*remedy.split(), "--force", env=farm.environ, check=True)
     tiny.step("mkdir -p /out/runtime")
     tiny.build(TINY_TARGET, "--builder", builder, "--output", tiny.root / "out")
@@ -144,6 +164,61 @@ def test_a_registry_that_is_lost_pushes_nothing(farm: Farm, tiny: Tiny, faulty: 
     tiny.build(*together, *shared)
 
 
+@pytest.mark.parametrize("days", [4, -2700])
+def test_a_clock_that_contradicts_a_certificate_is_named_before_the_build(farm: Farm, tiny: Tiny, days: int) -> None:
+    node = farm.node(days=days)
+    done = tiny.build(TINY_TARGET, "--builder", farm.builder(node, wait=False), expect=2)
+    assert f"(tcp://{node.address}) does not answer (TLS: sslv3 alert certificate expired); set the clock" in done.err
+
+
+@pytest.mark.parametrize(("days", "reason"), [(1, "expired"), (-30, "is not valid yet")])
+def test_a_node_with_another_clock_is_named_or_builds_the_same(farm: Farm, tiny: Tiny, days: int, reason: str) -> None:
+    without_chance(tiny)
+    clock = farm.builder(farm.node(days=days))
+    now = datetime.now(UTC)
+    (tiny.root / "site").mkdir()
+    (tiny.root / "site/Packages").touch()
+    empty = f"{sha256().hexdigest()} 0 Packages"
+    until = format_datetime(now + timedelta(hours=12))
+    tiny.write("site/Release", f"Date: {format_datetime(now)}\nValid-Until: {until}\nSHA256:\n {empty}\n")
+    with served(tiny.root / "site") as site:
+        tiny.step(f"echo 'deb [trusted=yes] {site.url} ./' > /etc/apt/sources.list; apt-get update --error-on=any")
+        done = tiny.build(TINY_TARGET, "--builder", clock, expect=4)
+    assert re.search(rf"the clock of node {clock}0 \(tcp://.*\) shows .* UTC, and that of this machine", done.err)
+    assert reason in done.err
+
+    tiny.step("mkdir -p /out/runtime; echo > /out/runtime/library")
+    digests = set()
+    for builder in (clock, farm.builder(farm.node("--oci-worker-snapshotter", "native"))):
+        tiny.build(TINY_TARGET, "--builder", builder, "--output", tiny.root / "out")
+        digests.add(tiny.result().digest)
+    assert len(digests) == 1
+
+
+def test_a_clock_before_the_day_of_the_images_ends_the_build(farm: Farm, tiny: Tiny, registry: str) -> None:
+    clock = farm.builder(farm.node(days=-1500))
+    done = tiny.build(TINY_TARGET, "--builder", clock, "--push", "--registry", f"{registry}/acme", expect=2)
+    assert f"--builder {clock}: the clock of node {clock}0 " in done.err
+    assert "but files of the images are of 2025-08-09, so digests would differ; set the clock" in done.err
+
+
+def test_a_node_that_does_not_reach_a_mirror_is_named_before_the_build(farm: Farm, tiny: Tiny) -> None:
+    """The address of the mirror is one of the loopback, which the node with another kernel does not share."""
+    content = Content(tiny.root / "site", tiny.nonce)
+    fetch_all(tiny, content, NOWHERE)
+    near, far = farm.builder(farm.node()), farm.builder(farm.node(days=0))
+    with served(content.folder) as site:
+        local = Site(site.server, f"127.0.0.1:{site.server.port}")
+        environ = configuration(tiny, local, NOWHERE)
+        done = tiny.build(TINY_TARGET, "--builder", far, expect=4, **environ)
+        assert (
+            f"node {far}0 (tcp://{farm.nodes[1].address}) does not reach the mirror {local.url}/: dial tcp" in done.err
+        )
+        done = tiny.build(TINY_TARGET, "--builder", near, "--output", tiny.root / "out", expect=0, **environ)
+    assert "does not reach" not in done.err
+    assert "/repo/mirrored_1_all.deb" in site.asked
+
+
 def test_a_node_that_does_not_answer_is_named_before_the_build(tiny: Tiny) -> None:
     name, environ = f"dead-{tiny.nonce}", {**os.environ, **tiny.environ}
     ran(
@@ -153,6 +228,8 @@ def test_a_node_that_does_not_answer_is_named_before_the_build(tiny: Tiny) -> No
         done = tiny.build(TINY_TARGET, "--builder", name, expect=2)
     finally:
         ran("docker", "buildx", "rm", name, env=environ, check=True)
-    assert f"--builder {name}: node {name}0 (tcp://127.0.0.1:9) does not answer (inactive); start it" in done.err
+    assert (
+        f"--builder {name}: node {name}0 (tcp://127.0.0.1:9) does not answer (Connection refused); start it" in done.err
+    )
     missing = tiny.build(TINY_TARGET, "--builder", name, expect=2)
     assert f"--builder {name}: there is no such builder; `docker buildx ls` lists the builders" in missing.err

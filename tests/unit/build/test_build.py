@@ -9,6 +9,7 @@ import pytest
 from imagebuild.build import buildx
 from imagebuild.build.bake import BuildRequest
 from imagebuild.build.build import check_request, name_known_faults
+from imagebuild.build.nodes import current_nodes
 from imagebuild.core.errors import ConfigError
 from imagebuild.oci import engine
 from imagebuild.project.project import Project
@@ -29,7 +30,7 @@ def test_a_rebuild_is_of_a_day_from_the_lock_s_date_to_today(project: Project) -
 @pytest.mark.parametrize(("version", "named"), [("v0.31.1", True), ("v0.99.0", False), ("v0.0.0+unknown", False)])
 def test_known_faults_of_buildkit_are_named(version: str, named: bool, capsys: pytest.CaptureFixture[str]) -> None:
     text = f"Name: default\nNodes:\nName: default\nStatus: running\nBuildKit version: {version}\n"
-    name_known_faults(engine.current_nodes(engine.Endpoint("unix:///x", "context"), lambda *_, **__: text))
+    name_known_faults(current_nodes(engine.Endpoint("unix:///x", "context"), lambda *_, **__: text))
     printed = " ".join(capsys.readouterr().err.split())
     assert (f"known faults of BuildKit {version}: buildkit-0.31.2-concurrent-crash; " in printed) == named
     assert bool(printed) == named

@@ -15,19 +15,16 @@ import pytest
 from docker import APIClient
 from docker.errors import APIError, NotFound
 
-from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.errors import CommandError
 from imagebuild.core.leftovers import owner
 from imagebuild.oci import engine as engines
 from imagebuild.oci.engine import (
     Endpoint,
     EnginePaths,
     buildx_version,
-    check_nodes,
     exec_output,
     find_engine,
-    nodes_of,
     output_frames,
-    read_nodes,
     remove_patiently,
     sdk_errors_explained,
 )
@@ -174,27 +171,3 @@ def test_what_killed_processes_left_in_the_engine_is_removed() -> None:
     assert [volume.remove.called for volume in volumes] == [True, False]
     assert [bool(each.remove.called) for each in (*containers, *networks)] == [True, False, False, True, False]
     assert client.images.remove.mock_calls == [call(f"imagebuild-verify/x:{left}", force=True), call("x")]
-
-
-TEXTS: dict[str, str] = data("builders")["texts"]
-ENDPOINT = Endpoint("unix:///x", "context")
-
-
-@pytest.mark.parametrize("case", data("builders")["cases"], ids=lambda case: case["name"])
-def test_what_keeps_a_builder_from_building_is_said_before_the_build(case: dict[str, str]) -> None:
-    nodes = [*read_nodes(TEXTS[case["builder"]])]
-    if case.get("says"):
-        with pytest.raises(ConfigError) as refused:
-            check_nodes("farm", nodes, case["platforms"].split())
-        assert str(refused.value).splitlines() == case["says"].splitlines()
-    else:
-        check_nodes("farm", nodes, case["platforms"].split())
-        assert [node.name for node in nodes] == case["nodes"].split()
-
-
-def test_a_builder_that_does_not_exist() -> None:
-    def run(*_: str, **__: object) -> str:
-        raise CommandError('`docker buildx inspect farm` failed: ERROR: no builder "farm" found')
-
-    with pytest.raises(ConfigError, match="--builder farm: there is no such builder; `docker buildx ls` lists"):
-        nodes_of("farm", ENDPOINT, run)
