@@ -10,7 +10,7 @@ TARGET := quickstart-cuda13.5-debian13-runtime
 image: $(VENV)/installed ## build the quickstart image for this machine's platform, and check it
 	$(IMAGEBUILD) engine up
 	$(IMAGEBUILD) build $(TARGET) --platform local
-	$(IMAGEBUILD) verify $(TARGET)
+	$(IMAGEBUILD) verify $(TARGET) --reuse
 
 test: lint unit browser docker ## run all that CI runs
 

@@ -35,7 +35,7 @@ class CheckResult(Model):
     """Whether the check was killed at its time limit."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables that were set in addition to those of the image. Secrets are masked."""
-    started: str | None = None
+    started: Time | None = None
     log: str | None = None
     """Name of the file with the whole output, in the evidence folder."""
     sha256: Sha256 | Literal[""] = ""

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING
 from imagebuild.cli import options
 from imagebuild.core.advisory import Place, known_bad
 from imagebuild.core.console import MARKS, err, out, print_table, redacted_text, styled
-from imagebuild.core.errors import CommandError, ConfigError, NothingSelected
-from imagebuild.core.files import refuse_links, write_text
+from imagebuild.core.errors import CommandError, ConfigError, NothingSelected, ResultError
+from imagebuild.core.files import read_bytes, refuse_links, write_text
+from imagebuild.core.yaml import read_written
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from imagebuild.bench.models import Openness
     from imagebuild.bench.profiles import Profile
     from imagebuild.bench.verification import CheckResult, VerifyResult
-    from imagebuild.project.plan import Plan
+    from imagebuild.project.plan import Plan, Target
 
 
 @options.command()
@@ -27,13 +30,11 @@ def verify(
     project: options.ProjectFiles, edits: options.PlanChanges, image: str | None, runner: str, only: tuple[str, ...],
     list_checks: bool, env: tuple[str, ...], hosts: str | None, pull: bool, output: Path | None, profile: str | None,
     profiles: Path | None, nodes: int | None, gpus: int | None, domains: int | None, allow: tuple[str, ...],
-    json_file: str | None, folder: Path, lock: bool,
+    json_file: str | None, folder: Path, lock: bool, reuse: bool,
 ) -> None:  # fmt: skip
     from imagebuild.bench.models import Launch
     from imagebuild.project.lockfile import check_pinned, lacks
-    from imagebuild.verify.checks import select_checks
-    from imagebuild.verify.rules import IMAGE_CHECKS
-    from imagebuild.verify.subject import path_of_image, refuse_misspelled, target_with_id
+    from imagebuild.verify.subject import path_of_image, target_with_id
     from imagebuild.verify.verify import VerifyRequest, verify_image
 
     workspace = project.open(edits.parse())
@@ -55,16 +56,7 @@ def verify(
             raise ConfigError(f"--env {setting.partition('=')[0]!r}: write NAME=VALUE, with a value of one line")
     target = target_with_id(workspace.plan, image) if image and not path_of_image(image) else None
     if list_checks:
-        # A name that is not a target can be a foreign image, unless it looks like a misspelled target.
-        if image and not target:
-            refuse_misspelled(workspace.plan, image)
-        entries = select_checks(workspace.project, IMAGE_CHECKS, target.components if target else None, only)
-        listed = [
-            {"check": str(e), "needs": ", ".join(e.check.needs) if e.check else "", "proves": e.description}
-            for e in entries
-        ]
-        columns = ("check", "needs", "what passing proves")
-        options.print_result(json_file, listed, lambda: print_table(columns, (row.values() for row in listed)))
+        print_checks(workspace, target, image, only, json_file)
         return
     if target:
         workspace = workspace.locked([target], wanted=lock, folder=folder)
@@ -72,11 +64,15 @@ def verify(
         sources = [[owned.source for owned in recipe.sources_for((platform,))] for platform in target.platforms]
         if all(any(lacks(locked, source) for source in needed) for needed in sources):
             check_pinned(locked, chain.from_iterable(sources), workspace.project.changes.lock_command(target.id))
+    if reuse and output:
+        raise ConfigError(
+            "--reuse: the folder of --output gets the outputs of all checks; leave out one of the options"
+        )
     names = tuple(filter(None, (hosts or "").split(",")))
     variables = dict(setting.split("=", 1) for setting in env)
     request = VerifyRequest(
         image, runner, only, names, pull, folder, output, variables, hardware,
-        Launch(nodes=nodes, gpus=gpus, domains=domains), allowed,
+        Launch(nodes=nodes, gpus=gpus, domains=domains), allowed, earlier_result(target, folder) if reuse else None,
     )  # fmt: skip
     result = verify_image(workspace.project, workspace.plan, request)
     name_known_faults(result, workspace.plan, hardware)
@@ -93,6 +89,26 @@ def verify(
         raise NothingSelected(f"no check ran{reason}")
 
 
+def print_checks(
+    workspace: options.Workspace, target: Target | None, image: str | None, only: Sequence[str], json_file: str | None
+) -> None:
+    """Print the checks of a target or of all components, with their needs."""
+    from imagebuild.verify.checks import select_checks
+    from imagebuild.verify.rules import IMAGE_CHECKS
+    from imagebuild.verify.subject import refuse_misspelled
+
+    # A name that is not a target can be a foreign image, unless it looks like a misspelled target.
+    if image and not target:
+        refuse_misspelled(workspace.plan, image)
+    entries = select_checks(workspace.project, IMAGE_CHECKS, target.components if target else None, only)
+    listed = [
+        {"check": str(e), "needs": ", ".join(e.check.needs) if e.check else "", "proves": e.description}
+        for e in entries
+    ]
+    columns = ("check", "needs", "what passing proves")
+    options.print_result(json_file, listed, lambda: print_table(columns, (row.values() for row in listed)))
+
+
 def name_known_faults(result: VerifyResult, plan: Plan, hardware: Profile | None) -> None:
     """Print the advisories about an image of the plan, and about the drivers of the node."""
     target = next((target for target in plan.targets if target.id == result.target), None)
@@ -102,6 +118,24 @@ def name_known_faults(result: VerifyResult, plan: Plan, hardware: Profile | None
     versions = {**(target.components if target else {}), **(result.surroundings.drivers if result.surroundings else {})}
     for advisory in known_bad(versions, place):
         err.print(f"known fault of {target.id if target else result.image}: {advisory}")
+
+
+def earlier_result(target: Target | None, folder: Path) -> VerifyResult | None:
+    """Return the last result that `keep_log` wrote for a target. Raises ConfigError if IMAGE is not a target."""
+    from imagebuild.bench.verification import VerifyResult
+
+    if not target:
+        raise ConfigError(
+            "--reuse: the build folder has results of targets only; leave the option out, or name a target"
+        )
+    path = folder / target.id / "verify.log"
+    if not path.exists():
+        return None
+    try:
+        return read_written(VerifyResult, read_bytes(path), str(path))
+    except ResultError:
+        err.print(f"{path}: was not written by this version of imagebuild, so all checks run")
+        return None
 
 
 def keep_log(result: VerifyResult, plan: Plan, folder: Path) -> None:

@@ -135,10 +135,14 @@ def missing_needs(needs: Iterable[str], have: Surroundings) -> str:
 
 def skipped_result(planned: ImageCheck, reason: str) -> CheckResult:
     """Return the result `skipped`, with this reason, for a check that was not started."""
-    sha256 = hash_of_check(planned.check, planned.script) if planned.check else ""
     return CheckResult(
-        component=planned.component, check=planned.name, outcome="skipped", reason=reason, sha256=sha256
+        component=planned.component, check=planned.name, outcome="skipped", reason=reason, sha256=sha256_of(planned)
     )  # fmt: skip
+
+
+def sha256_of(planned: ImageCheck) -> str:
+    """Return the hash of all that determines the result of a check; empty for a check that only reads files."""
+    return hash_of_check(planned.check, planned.script) if planned.check else ""
 
 
 def run_check(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,9 @@ from imagebuild.verify.subject import ImageFinder, Subject
 
 Start = Callable[[], AbstractContextManager[Session]]
 """Function that starts a session, which runs commands in an image."""
+REUSE = "--reuse"
+VALID = timedelta(days=1)
+"""How long `--reuse` trusts a result: settings of the machine that imagebuild does not see may change."""
 NO_FILES = (
     "the runner exec:PREFIX cannot read the image's files; as IMAGE, write NAME@DIGEST, an OCI layout, "
     "or a target that was built with --push or --output"
@@ -56,6 +59,8 @@ class VerifyRequest:
     launch: Launch | None = None
     """What the user said about benchmarks: numbers of nodes, GPUs of each node, and NVLink domains."""
     allowed: tuple[Openness, ...] = ()
+    earlier: VerifyResult | None = None
+    """An earlier result. What it proves is not repeated."""
 
 
 def verify_image(project: Project, plan: Plan, request: VerifyRequest) -> VerifyResult:
@@ -133,7 +138,12 @@ def run_commands(
                 if proof.outcome == "failed":
                     raise CannotRun(f"the runner runs commands in another image: see the check {IMAGE}/{SAME_FILES}")
 
+            known = still_valid(request.earlier, evidence) if request.earlier else {}
+
             def run(check: ImageCheck) -> CheckResult:
+                if (proof := known.get(str(check))) and proof.sha256 == checks.sha256_of(check):
+                    evidence.options = (REUSE,)
+                    return proof
                 log = evidence.log(check.component, check.name)
                 with console.doing(str(check)):
                     return checks.run_check(check, session, log, request.environment, request.launch)
@@ -153,6 +163,27 @@ def run_commands(
                     evidence.add(*([speed] if speed else []))
     except CannotRun as error:
         evidence.add(*(checks.skipped_result(check, str(error)) for check in planned))
+
+
+def still_valid(earlier: VerifyResult, now: ResultFolder) -> dict[str, CheckResult]:
+    """Map names of checks to the results that another run would only repeat.
+
+    The image, the commit of the project, the version of imagebuild and the machine have to be the same, and all files
+    committed. Results with `--env` or `--profile` are always repeated."""
+    same = (
+        now.image.digest is not None
+        and not str(now.revision).endswith("-dirty")
+        and (earlier.digest, earlier.revision, earlier.version) == (now.image.digest, now.revision, __version__)
+        and earlier.surroundings == now.surroundings
+        and not {*earlier.options, *now.options} - {REUSE}
+    )
+    latest, found = datetime.now(UTC), dict[str, CheckResult]()
+    for result in earlier.checks if same else ():
+        began = datetime.fromisoformat(result.started) if result.started else None
+        if result.outcome == "passed" and began and latest - VALID <= began <= latest:
+            reason = f"passed at {result.started}; not repeated"
+            found[result.name] = result.model_copy(update={"reason": reason, "seconds": 0.0})
+    return found
 
 
 @contextmanager

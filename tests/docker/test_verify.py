@@ -89,6 +89,14 @@ def test_verify_proves_every_component(by_docker: VerifyResult, quickstart: Buil
     assert_proves_every_component(by_docker, quickstart, imagebuild)
 
 
+def test_what_passed_is_not_repeated(by_docker: VerifyResult, verify: Verify) -> None:
+    again = verify(TARGET, "--reuse")
+    assert outcomes(again) == outcomes(by_docker)
+    passed = [check for check in again.checks if check.component != "image" and check.outcome == "passed"]
+    kept = [check for check in passed if check.reason.endswith("; not repeated")]
+    assert kept == ([] if str(by_docker.revision).endswith("-dirty") else passed)
+
+
 def test_a_prefix_says_the_same(by_docker: VerifyResult, node: str, verify: Verify) -> None:
     result = verify(TARGET, "--runner", f"exec:{node}")
     assert without_nodes(outcomes(by_docker), result) == without_nodes(outcomes(result), result)

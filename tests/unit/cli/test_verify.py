@@ -226,3 +226,16 @@ def test_the_log_beside_a_build_follows_no_link(call: Call, tiny: Files) -> None
     status, _, err = call("oci:made", "--only", "image/*")
     assert (status, "verify.log: is a link" in err) == (2, True), err
     assert (tiny.root / "own").read_text() == "mine"
+
+
+@pytest.mark.programs
+def test_reuse_needs_a_target_and_an_earlier_result(call: Call, tiny: Files) -> None:
+    target = "tiny-cuda13.0-debian13-runtime"
+    assert call("foreign", "--reuse")[::2] == (
+        2,
+        "error: --reuse: the build folder has results of targets only; leave the option out, or name a target\n",
+    )
+    assert call(target, "--reuse", "-o", "x")[0] == 2
+    tiny.write(f"build/{target}/verify.log", "{}")
+    run = (target, "--reuse", "--runner", "exec:env", "--only", "library/version")
+    assert "verify.log: was not written by this version of imagebuild, so all checks run" in call(*run)[2]

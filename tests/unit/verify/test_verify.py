@@ -8,10 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from imagebuild.bench.verification import Surroundings
+from imagebuild.bench.verification import Surroundings, VerifyResult
 from imagebuild.core.errors import CommandError
 from imagebuild.project.component import Check
 from imagebuild.verify.checks import ImageCheck
@@ -20,6 +21,9 @@ from imagebuild.verify.subject import Subject
 from imagebuild.verify.verify import ResultFolder, VerifyRequest, run_commands
 
 NEEDS = {"a": (), "b": (), "nodes": ("nodes>=2",), "four": ("nodes>=4",), "gpu": ("gpu",), "slow": ("nodes>=2", "gpu")}
+
+
+DIGEST = f"sha256:{'a' * 64}"
 
 
 class Recorder(Session):
@@ -53,16 +57,46 @@ class Recorder(Session):
         return Execution(("bash",), 0, "", 0.05)
 
 
-def ran(session: Recorder, folder: Path) -> list[str]:
+def result_of(session: Recorder, folder: Path, earlier: VerifyResult | None = None) -> VerifyResult:
     checks = {name: Check(name=name, run=name, needs=needs, description="It runs.") for name, needs in NEEDS.items()}
     planned = [ImageCheck(f"of-{name}", name, "", check, name) for name, check in checks.items()]
-    request = VerifyRequest(None, "docker", (), (), False, folder, None, {}, None)
+    request = VerifyRequest(None, "docker", (), (), False, folder, None, {}, None, earlier=earlier)
     order = {check.component: number for number, check in enumerate(planned)}
-    evidence = ResultFolder(Subject("image"), folder, kept=False, revision=None, order=order)
+    image = Subject("image", digest=DIGEST)
+    evidence = ResultFolder(image, folder, kept=False, revision="c" * 40, order=order)
     with ThreadPoolExecutor() as pool:
         other_work = pool.submit(session.read_files)
         run_commands(lambda: nullcontext(session), planned, request, evidence, (), other_work=other_work)
-    return [result.check for result in evidence.result().checks]
+    return evidence.result()
+
+
+def ran(session: Recorder, folder: Path) -> list[str]:
+    return [result.check for result in result_of(session, folder).checks]
+
+
+OLD = "2026-01-01T00:00:00+00:00"
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "another image": {"digest": f"sha256:{'e' * 64}"}, "an image without digest": {"digest": None},
+    "another commit": {"revision": "d" * 40}, "modified files": {"revision": f"{'c' * 40}-dirty"},
+    "another version": {"version": "9"}, "no machine": {"surroundings": None},
+    "a variable": {"options": ("--env A=(redacted)",)}, "a profile": {"options": ("--profile h100",)},
+}  # fmt: skip
+
+
+def test_a_check_that_passed_is_repeated_only_if_something_changed(tmp_path: Path) -> None:
+    first = result_of(Recorder(lanes=4), tmp_path)
+    again = result_of(session := Recorder(lanes=4), tmp_path, first)
+    assert not {*session.together} - {"files"}
+    assert {result.reason for result in again.checks} == {f"passed at {r.started}; not repeated" for r in first.checks}
+    assert (first.options, again.options) == ((), ("--reuse",))
+    assert result_of(session := Recorder(lanes=4), tmp_path, again).options == ("--reuse",)
+    for changed in OTHERWISE.values():
+        assert result_of(Recorder(lanes=4), tmp_path, first.model_copy(update=changed)).options == ()
+    for changed in ({"started": OLD}, {"started": "9" + OLD[1:]}, {"outcome": "failed"}, {"sha256": "0" * 64}):
+        one, *others = first.checks
+        earlier = first.model_copy(update={"checks": (one.model_copy(update=changed), *others)})
+        result_of(session := Recorder(lanes=4), tmp_path, earlier)
+        assert {*session.together} - {"files"} == {one.check}
 
 
 def test_checks_without_devices_run_at_the_same_time_and_benchmarks_alone(tmp_path: Path) -> None:
