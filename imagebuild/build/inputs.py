@@ -102,7 +102,10 @@ def missing_images(run: BuildRun, needs: Mapping[str, Needs]) -> list[str]:
 def stored_path(url: str) -> str:
     """Return the path, inside a store, of the file with this address.
     Raises ConfigError if the address is not that of a file."""
-    address = urlsplit(url)
+    try:
+        address = urlsplit(url)
+    except ValueError as error:  # such as https://[::1
+        raise ConfigError(f"{url}: is not an address: {error}; correct it") from None
     name = address.path.lstrip("/") + (f"?{address.query}" if address.query else "")
     path = f"files/{address.scheme}/{address.netloc}/{quote(name, safe='/+~%=,@:!-._()')}"
     if ".." in path.split("/") or not address.netloc or name.endswith("/") or not name:

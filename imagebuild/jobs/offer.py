@@ -156,7 +156,9 @@ def published_offer(catalog: CatalogFile, planned: Offer) -> Offer:
             continue
         # Without the signature, anybody can have put a verified image behind another one.
         counted = image.platforms if image.verified_by != "" else ()
-        passed = {p.platform for p in counted if p.checks and not p.checks[0].failed and p.checks[0].passed}
+        # As in `attest verify`, a later run with fewer checks does not hide a failure.
+        runs = {p.platform: (sum(c.passed for c in p.checks), sum(c.failed for c in p.checks)) for p in counted}
+        passed = {platform for platform, (good, bad) in runs.items() if good and not bad}
         tags = (*image.tags, *image.aliases)
         arches = _arches([platform.platform for platform in image.platforms])
         id_, nccl = image.target or next(iter(tags), image.digest), image.stack.get("nccl", "")

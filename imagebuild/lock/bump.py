@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from packaging.version import InvalidVersion, Version
 
-from imagebuild.core import files
+from imagebuild.core import fields, files
 from imagebuild.core.advisory import known_bad
 from imagebuild.core.errors import ConfigError, ImagebuildError, suggestion
 from imagebuild.core.fields import YamlFile
@@ -80,8 +80,8 @@ def newer(current: str, versions: Iterable[str]) -> list[str]:
     least = Version(current)
     above: dict[str, Version] = {}
     for text in versions:
-        if text[:1].isdigit() and "+" not in text:
-            with suppress(InvalidVersion):
+        if text[:1].isdigit() and "+" not in text and fields.VERSION.fits(text):
+            with suppress(ValueError):
                 if (version := Version(text)) > least and not version.is_prerelease:
                     above[text] = version
     return sorted(above, key=lambda text: (above[text], text), reverse=True)

@@ -180,8 +180,8 @@ def image_of(
             raise ValueError(f"the index lists it for {platform}, but its configuration is for {own}")
         files = place if isinstance(place, Layout) else Layout(folder)
         blobs = tuple(
-            Blob(files.path(layer.digest), layer.size, layer.digest, diff_id, layer.media_type != PLAIN_LAYER)
-            for layer, diff_id in zip(layers, diff_ids, strict=True)
+            Blob(files.path(of.digest), of.size, of.digest, diff_id, of.media_type != PLAIN_LAYER, of.annotations)
+            for of, diff_id in zip(layers, diff_ids, strict=True)
         )
         compressed = all(layer.media_type.endswith(("gzip", "zstd")) for layer in layers)
         return PlatformImage(platform or own, manifest, config, blobs, place, name, compressed)

@@ -286,6 +286,7 @@ class Blob:
     diff_id: str | None = None
     """Digest of the decompressed bytes: `sha256:…`. `layer_members` checks it."""
     may_be_compressed: bool = True
+    annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:

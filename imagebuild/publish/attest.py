@@ -35,7 +35,8 @@ Outcome = Literal["passed", "failed", "broken", "missing", "skipped"]
 `passed`: the attachment is intact and reports success. `failed`: the attachment is intact, but reports a failure, or
 the signature of the image is not trusted. `broken`: the attachment is damaged or about another image. `missing`: the
 image has no attachment of a required kind. `skipped`: the attachment does not count, because it has no trusted
-signature, its time is in the future, a newer scan exists, or the kind is neither attached nor required."""
+signature, its time is in the future, a newer scan exists, its checks may have run in another image, or the kind is
+neither attached nor required."""
 
 
 class AttestFinding(Model):
@@ -157,12 +158,10 @@ def _judge_attached(
                 newest[scanned] = max(value.started, newest.get(scanned, ""))
                 scans[item.digest] = scanned, value.started
             if isinstance(value, VerifyResult) and judged[-1][1] != "broken":
-                doubt = evidence.unproven(value)
-                for check in value.checks:
-                    # A rule about the image's files that was skipped does not apply to the image.
-                    is_image = check.component == IMAGE
-                    if (check.outcome == "passed" and not doubt) or (check.outcome != "failed" and is_image):
-                        lacking.pop(check.name, None)
+                # A rule about the image's files that was skipped does not apply to the image.
+                rules = [check for check in value.checks if check.component == IMAGE and check.outcome == "skipped"]
+                for check in (*evidence.passes(value), *rules):
+                    lacking.pop(check.name, None)
         elif attached.distrust and item.kind in evidence.PREDICATES:
             reasons = filter(None, (attached.distrust, attached.problem))
             yield item.kind, "skipped", f"not trusted: {'; '.join(reasons)}", item.digest
@@ -186,8 +185,9 @@ def judge_predicate(
     """Return the outcome for a predicate (the content of an attestation), and the details as text.
 
     The outcome is `broken` if the predicate is not about the image of the platform, `failed` if the predicate reports a
-    failure, otherwise `passed`. Anybody may have written the predicate. `index` is the digest of the index that lists
-    the image. If there is no index, `index` is the digest of the image."""
+    failure, `skipped` if its checks may have run in another image, otherwise `passed`. Anybody may have written the
+    predicate. `index` is the digest of the index that lists the image. If there is no index, `index` is the digest of
+    the image."""
     if other := evidence.mismatch(value, digest, platform, (index,)):
         return "broken", other
     failure, summary = "", ""
@@ -205,6 +205,8 @@ def judge_predicate(
             summary = f"{outcomes['passed']} checks passed, {outcomes['skipped']} skipped"
             failed = [check.name for check in value.checks if check.outcome == "failed"]
             failure = f"failed: {', '.join(failed)}" if failed else "" if outcomes["passed"] else "nothing passed"
+            if not failure and not evidence.passes(value):
+                return "skipped", f"does not count: {evidence.unproven(value)}; {summary}"
         case Report():
             count = len(value.entries) + len(value.diagnostics)
             summary, failure = f"{count} results", "" if count else "nothing was measured"

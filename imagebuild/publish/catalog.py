@@ -20,7 +20,7 @@ from imagebuild.oci.registry import Registry, Repository, connect_registry
 from imagebuild.project import records
 from imagebuild.project.plan import REVISION_DIGITS, Plan, axes_of, components_of
 from imagebuild.project.project import Project
-from imagebuild.publish.evidence import mismatch, read_attached, scan_problem, tag_problem
+from imagebuild.publish.evidence import mismatch, passes, read_attached, scan_problem, tag_problem
 from imagebuild.publish.freshness import Freshness
 from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.publish.signatures import Signer
@@ -200,12 +200,13 @@ def scan_summary(result: records.ScanResult) -> records.Scan:
 
 
 def checks_summary(result: VerifyResult) -> records.Checks:
-    """Summarise a verification for the catalogue: the number of checks with each outcome, and the GPU."""
+    """Summarise a verification for the catalogue: the number of checks with each outcome, and the GPU.
+    Checks that may have run in another image do not count as passed."""
     counts = Counter(check.outcome for check in result.checks)
     place = result.surroundings or Surroundings(runner="")
     runs = [run for check in result.checks if check.results for run in check.results.runs]
     return records.Checks(
-        passed=counts["passed"], failed=counts["failed"], skipped=counts["skipped"],
+        passed=len(passes(result)), failed=counts["failed"], skipped=counts["skipped"],
         started=result.started, runner=place.runner, gpus=place.gpus, nodes=place.nodes,
         device=next((name for run in runs for name in run.devices), ""),
         failures=tuple(check.name for check in result.checks if check.outcome == "failed"),

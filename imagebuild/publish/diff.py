@@ -20,7 +20,6 @@ from imagebuild.verify.subject import ImageFinder
 Changes = dict[str, tuple[str | None, str | None]]
 """Maps the name of each difference to the value in the first image and the value in the second image. None: the image
 has no such value."""
-"""Path of dpkg's list of installed packages."""
 
 
 class ComparedImage(Model):

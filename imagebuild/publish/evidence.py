@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Generic, NoReturn, TypeVar, cast
 
 from pydantic import BaseModel, Field
 
-from imagebuild.bench.verification import VerifyResult
+from imagebuild.bench.verification import CheckResult, VerifyResult
 from imagebuild.core import files
 from imagebuild.core.console import redacted_text
 from imagebuild.core.debian import Package
@@ -112,11 +113,13 @@ def _time_problem(value: BaseModel) -> str:
 
 def attached_packages(place: Repository, digest: str, trust: Signer | None) -> tuple[Package, ...]:
     """Return the distribution's packages in an image, as listed in the newest SBOM that counts and lists such packages.
-    Return an empty tuple if no SBOM of the image lists such packages."""
+    Return an empty tuple if no SBOM of the image lists such packages in a form that can be read."""
     for attached in read_attached(place, digest, trust, "sbom"):
         document = attached.value
-        if isinstance(document, SpdxDocument) and not mismatch(document, digest, "", ()) and document.debian_packages:
-            return document.debian_packages
+        if isinstance(document, SpdxDocument) and not mismatch(document, digest, "", ()):
+            with suppress(ResultError):
+                if packages := document.debian_packages:
+                    return packages
     return ()
 
 
@@ -174,6 +177,12 @@ def unproven(result: VerifyResult) -> str:
         return ""
     why = f"was {proof.outcome}: {proof.reason}" if proof else "was not run"
     return f"the check ran through {runner}, but {IMAGE}/{SAME_FILES}, which proves that the image is the same, {why}"
+
+
+def passes(result: VerifyResult) -> list[CheckResult]:
+    """Return the checks that passed and count: rules about the image's files, and what certainly ran in this image."""
+    doubt = unproven(result)
+    return [c for c in result.checks if c.outcome == "passed" and (c.component == IMAGE or not doubt)]
 
 
 def mismatch(value: BaseModel, digest: str, platform: str, indexes: Collection[str]) -> str:

@@ -10,6 +10,7 @@ from imagebuild.core.console import out
 from imagebuild.core.debian import Package, version_key
 from imagebuild.core.fields import Model
 from imagebuild.core.run import for_each
+from imagebuild.oci.image import images_of
 from imagebuild.oci.layout import manifests_of
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry
@@ -49,12 +50,14 @@ class Freshness(Model):
     """The key or identity whose SBOMs count. None: signatures were not checked."""
 
 
-def published_images(targets: Sequence[Target], connect: Callable[[str], Registry]) -> list[NewestImage]:
-    """Return the newest published image of each target for each platform.
+def published_images(
+    targets: Sequence[Target], connect: Callable[[str], Registry], trust: Signer | None = None
+) -> list[NewestImage]:
+    """Return the newest published image of each target for each of its platforms.
 
     The newest image is the image that the first alias of the target names. An alias is a tag that moves, such as
-    `latest`. If no image is found, the entry of the target contains a problem. Raises CommandError if a registry fails.
-    """
+    `latest`. If no image is found, or if `trust` is set and did not sign it under this alias, the entry of the target
+    contains a problem. Raises CommandError if a registry fails."""
 
     def find(target: Target) -> list[NewestImage]:
         if not target.aliases:
@@ -64,10 +67,16 @@ def published_images(targets: Sequence[Target], connect: Callable[[str], Registr
         index = connect(name.host).at(name.repository).find(name.wanted)
         if index is None:
             return [NewestImage(target=target.id, problem=f"{name}: is not published")]
-        if PUBLICATION in str(index.document.get("annotations")) and (problem := tag_problem(name, index)):
+        problem = trust.image_problem(name.at(index.digest)) if trust else ""
+        if trust or PUBLICATION in str(index.document.get("annotations")):
+            problem = problem or tag_problem(name, index)
+        if problem:
             return [NewestImage(target=target.id, problem=f"{name}: {problem}")]
         named = {"target": target.id, "index": str(name.at(index.digest))}
-        return [NewestImage(platform=i.platform or "", digest=i.digest, **named) for i in manifests_of(index.document)]
+        # Engines run the first image of a platform.
+        found = {item.platform: item.digest for item in reversed(images_of(manifests_of(index.document)))}
+        lacks = {p: "" if p in found else f"{name}: is not published for {p}" for p in target.platforms}
+        return [NewestImage(platform=p, digest=found.get(p, ""), problem=lacks[p], **named) for p in lacks]
 
     registries = {connect(parse_reference(target.aliases[0]).host) for target in targets if target.aliases}
     return [image for found in for_each(find, targets, *registries, jobs=WORKERS) for image in found]
@@ -82,14 +91,14 @@ def security_updates(
 
     Return the updates, and the targets that must be built again. `newest` is called once for each architecture, with
     the architecture and the names of packages. `newest` returns the versions of each package in ascending order. A
-    finding in `scans` that fails an image and has a fix is also a reason to build again. Only SBOMs that `trust` signed
-    are read. If `trust` is None, signatures are not checked. Raises CommandError if a registry fails."""
+    finding in `scans` that fails an image and has a fix is also a reason to build again. Only images and SBOMs that
+    `trust` signed are read. If `trust` is None, signatures are not checked. Raises CommandError if a registry fails."""
 
     def read(image: NewestImage) -> tuple[Package, ...]:
         place = parse_reference(image.index)
         return attached_packages(connect(place.host).at(place.repository), image.digest, trust)
 
-    images = published_images(targets, connect)
+    images = published_images(targets, connect, trust)
     known = [image for image in images if not image.problem]
     registries = {connect(parse_reference(image.index).host) for image in known}
     packages = dict(zip((i.digest for i in known), for_each(read, known, *registries, jobs=WORKERS), strict=True))

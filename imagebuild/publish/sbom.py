@@ -253,10 +253,14 @@ class SpdxDocument(BaseModel):
 
     @property
     def debian_packages(self) -> tuple[debian.Package, ...]:
-        """The dpkg packages in the image that the document describes."""
+        """The dpkg packages in the image that the document describes. Raises ResultError if a package URL is broken."""
         packages = []
         urls = (str(ref.get("referenceLocator")) for package in self.contents for ref in package.externalRefs)
-        for url in map(PackageURL.from_string, (url for url in urls if url.startswith("pkg:deb/"))):
+        for text in (url for url in urls if url.startswith("pkg:deb/")):
+            try:
+                url = PackageURL.from_string(text)
+            except ValueError as error:
+                raise ResultError(f"the SBOM names the package {text!r}, which is not a package URL: {error}") from None
             qualifiers = dict(url.qualifiers)
             source, _, version = qualifiers.get("upstream", "").partition("@")
             source = f"{source} ({version})" if version else source

@@ -33,6 +33,7 @@ from imagebuild.verify.layers import is_a, read_layers
 from imagebuild.verify.paths import base_kept, command, environment, for_every_user, startable
 from imagebuild.verify.runtime import SITE, executable_stack, loaded_with, one_of_each, opened_files, plugins
 from imagebuild.verify.subject import ImageFinder, room_explained
+from imagebuild.verify.tables import check_tables
 from imagebuild.verify.wheels import installed_wheels, is_public_test, wheels
 
 DEVICES = {190: "CUDA", 224: "AMD GPU", 247: "BPF"}
@@ -470,7 +471,7 @@ def declared_waivers(project: Project, image: str, components: Iterable[str]) ->
 @cache
 def hash_of_rules() -> str:
     """Return the hash of the code and patterns that read and judge an image's files."""
-    names = ("rules.py", "inspection.py", "paths.py", "runtime.py", "wheels.py")
+    names = ("rules.py", "inspection.py", "paths.py", "runtime.py", "tables.py", "wheels.py")
     own = b"".join(Path(__file__).with_name(name).read_bytes() for name in names)
     return hashlib.sha256(own + hash_of_readers().encode()).hexdigest()
 
@@ -573,6 +574,7 @@ def read_images(found: FoundImage, project: Project, plan: Plan, finder: ImageFi
         for image in map(found.image, found.platforms):
             began = time.monotonic()
             facts, read = read_layers(image)
+            check_tables(image)
             seconds = time.monotonic() - began
             inspection = Inspection(
                 image, facts, project, plan, seconds, read, find_base=finder.find_base,

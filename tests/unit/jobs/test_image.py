@@ -12,7 +12,7 @@ from imagebuild.jobs.image import choose_image
 from imagebuild.jobs.job import Job, resolve_job
 from imagebuild.jobs.offer import CatalogFile, Offer, PlanFile, planned_offer, published_offer
 from imagebuild.project.plan import Plan
-from imagebuild.project.records import Catalog
+from imagebuild.project.records import Catalog, Checks
 from tests import catalog_samples
 from tests.unit.jobs.job_fakes import facts, profiles, request
 
@@ -166,15 +166,18 @@ def test_the_image_that_fits_and_why_newer_ones_do_not(planned: Offer, published
     assert choice(IB, Offer(is_published=True))[2].startswith("no published image fits: there is no image of another")
     with pytest.raises(ConfigError, match="--fabric efa: the profile's NICs are not EFA"):
         choice("mpijob --profile h100 --fabric efa", planned)
-    unchecked = [
-        image.model_copy(update={"platforms": tuple(p.model_copy(update={"checks": ()}) for p in image.platforms)})
-        if image.axes["cuda"].startswith("13") else image for image in published.images
-    ]  # fmt: skip
+    unchecked, failing = (
+        [
+            image.model_copy(update={"platforms": tuple(p.model_copy(update={"checks": c}) for p in image.platforms)})
+            if image.axes["cuda"].startswith("13") else image for image in published.images
+        ]
+        for c in ((), (Checks(passed=9, failed=0, skipped=0), Checks(passed=9, failed=1, skipped=0)))
+    )  # fmt: skip
     unsigned = [
         image.model_copy(update={"verified_by": ""}) if image.axes["cuda"].startswith("13") else image
         for image in published.images
     ]
-    for images in (unchecked, unsigned):
+    for images in (unchecked, failing, unsigned):
         offer = offer_of(published.model_copy(update={"images": tuple(images)}), planned)
         best, newer, _ = choice(IB, offer)
         assert best == job_of(IB, offer).image.reference

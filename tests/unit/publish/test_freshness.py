@@ -11,11 +11,15 @@ from pathlib import Path
 import pytest
 
 from imagebuild.oci import registry
+from imagebuild.oci.layout import manifests_of
+from imagebuild.oci.reference import parse_reference
 from imagebuild.publish.freshness import Freshness, published_images
+from imagebuild.publish.signatures import Signer
 from tests.attached import scan
 from tests.publish_fakes import AMD64, ARM64, HOST, NEW, OLD, Site
-from tests.registry_fake import FakeRegistry
+from tests.registry_fake import FakeRegistry, index
 from tests.unit.conftest import Call
+from tests.unit.publish.conftest import Signers
 from tests.upstream.keys import CUDA, STRANGER, Keys
 from tests.upstream.server import Server
 
@@ -89,6 +93,24 @@ def test_what_is_not_known_is_said_and_is_no_pass(look: Look, site: Site) -> Non
     status, _, out = look(HAS, NEW)
     assert status == 1
     assert f"updates unknown: {NEW} {AMD64}: the image has no readable SBOM" in out
+
+
+def test_only_an_index_that_the_signer_signed_under_its_alias_counts(site: Site, signers: Signers) -> None:
+    """Who can push could else put an alias on the images of another target, which need no update."""
+    place, trust, (alias, *_) = site.fake.at("acme/tiny"), signers.trust(), site.target(NEW).aliases
+    tag = alias.rpartition(":")[2]
+
+    def problems(by: Signer | None = trust) -> list[str]:
+        return [image.problem for image in published_images([site.target(NEW)], lambda _: site.fake, by)]
+
+    assert ["no signatures found" in problem for problem in problems()] == [True]
+    good = place.manifest(str(place.digest(tag)))
+    signers.signer().sign([parse_reference(f"{alias}@{good.digest}")])
+    assert problems() == ["", ""]
+    first, *_ = manifests_of(good.document)
+    signers.signer().sign([parse_reference(f"{alias}@{index(site.fake, 'acme/tiny', [first], tag)}")])
+    assert ["does not state its tags" in problem for problem in problems()] == [True]
+    assert problems(None) == ["", f"{alias}: is not published for {ARM64}"]
 
 
 def test_an_archive_that_cannot_be_believed(look: Look) -> None:

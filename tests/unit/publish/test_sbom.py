@@ -189,3 +189,7 @@ def test_packages_of_debian() -> None:
     )
     plus = SpdxDocument.model_validate(spdx(libucx0="1.18.1+ds-2"))  # not escaped, as some write it
     assert plus.debian_packages[0].version == "1.18.1+ds-2"
+    broken = spdx()
+    broken["packages"][-1]["externalRefs"][0]["referenceLocator"] = "pkg:deb/"
+    with pytest.raises(ResultError, match="'pkg:deb/', which is not a package URL"):
+        _ = SpdxDocument.model_validate(broken).debian_packages
