@@ -201,5 +201,5 @@ def test_time_grows_with_size_only(piece: str) -> None:
         return time.process_time() - begin
 
     seconds(2_000)
-    small, large = min(seconds(40_000) for _ in range(2)), seconds(320_000)
-    assert large < 24 * small + 0.5
+    small, large = min(seconds(20_000) for _ in range(2)), seconds(160_000)
+    assert large < 24 * small + 0.25
