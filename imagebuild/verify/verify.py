@@ -169,10 +169,10 @@ def still_valid(earlier: VerifyResult, now: ResultFolder) -> dict[str, CheckResu
     """Map names of checks to the results that another run would only repeat.
 
     The image, the commit of the project, the version of imagebuild and the machine have to be the same, and all files
-    committed. Results with `--env` or `--profile` are always repeated."""
+    committed: a project without a commit could bring a result. Results with `--env` or `--profile` never count."""
     same = (
         now.image.digest is not None
-        and not str(now.revision).endswith("-dirty")
+        and not (now.revision or "-dirty").endswith("-dirty")
         and (earlier.digest, earlier.revision, earlier.version) == (now.image.digest, now.revision, __version__)
         and earlier.surroundings == now.surroundings
         and not {*earlier.options, *now.options} - {REUSE}

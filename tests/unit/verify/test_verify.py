@@ -57,13 +57,15 @@ class Recorder(Session):
         return Execution(("bash",), 0, "", 0.05)
 
 
-def result_of(session: Recorder, folder: Path, earlier: VerifyResult | None = None) -> VerifyResult:
+def result_of(
+    session: Recorder, folder: Path, earlier: VerifyResult | None = None, revision: str | None = "c" * 40
+) -> VerifyResult:
     checks = {name: Check(name=name, run=name, needs=needs, description="It runs.") for name, needs in NEEDS.items()}
     planned = [ImageCheck(f"of-{name}", name, "", check, name) for name, check in checks.items()]
     request = VerifyRequest(None, "docker", (), (), False, folder, None, {}, None, earlier=earlier)
     order = {check.component: number for number, check in enumerate(planned)}
     image = Subject("image", digest=DIGEST)
-    evidence = ResultFolder(image, folder, kept=False, revision="c" * 40, order=order)
+    evidence = ResultFolder(image, folder, kept=False, revision=revision, order=order)
     with ThreadPoolExecutor() as pool:
         other_work = pool.submit(session.read_files)
         run_commands(lambda: nullcontext(session), planned, request, evidence, (), other_work=other_work)
@@ -90,6 +92,8 @@ def test_a_check_that_passed_is_repeated_only_if_something_changed(tmp_path: Pat
     assert {result.reason for result in again.checks} == {f"passed at {r.started}; not repeated" for r in first.checks}
     assert (first.options, again.options) == ((), ("--reuse",))
     assert result_of(session := Recorder(lanes=4), tmp_path, again).options == ("--reuse",)
+    anywhere = first.model_copy(update={"revision": None})
+    assert result_of(Recorder(lanes=4), tmp_path, anywhere, revision=None).options == ()
     for changed in OTHERWISE.values():
         assert result_of(Recorder(lanes=4), tmp_path, first.model_copy(update=changed)).options == ()
     for changed in ({"started": OLD}, {"started": "9" + OLD[1:]}, {"outcome": "failed"}, {"sha256": "0" * 64}):
