@@ -26,7 +26,7 @@ from rich.table import Table
 from imagebuild.build import bake
 from imagebuild.build.bake import BuildRun
 from imagebuild.build.folder import BuildLog, check_layout
-from imagebuild.build.nodes import lost_nodes
+from imagebuild.build.nodes import BUILDX, lost_nodes
 from imagebuild.core.console import SHOWN_ITEMS, Progress, err, format_duration, format_size, styled
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, ResultError, plural, suggestion
 from imagebuild.core.files import read_text, write_bytes, write_text
@@ -476,11 +476,8 @@ def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildP
         # Unset this variable: buildx would pass it as a build argument, which is part of every step's cache key.
         "SOURCE_DATE_EPOCH": None,
         **run.engine.environment,
-        "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",  # so that the image index contains no attestations
+        **BUILDX,
         "BUILDX_BAKE_ENTITLEMENTS_FS": "0",  # do not ask whether buildx may read the user's folders
-        # Otherwise, buildx would run git in the project, whose configuration can name programs.
-        "BUILDX_GIT_INFO": "0",
-        "BUILDX_GIT_LABELS": "0",
     }
 
     heard = 0  # number of lines of buildx

@@ -21,6 +21,9 @@ from imagebuild.oci.engine import Endpoint
 
 BUILDKIT_MIN = (0, 13)
 """The first BuildKit that rewrites timestamps in layers as imagebuild needs it."""
+BUILDX = {"BUILDX_NO_DEFAULT_ATTESTATIONS": "1", "BUILDX_GIT_INFO": "0", "BUILDX_GIT_LABELS": "0"}
+"""Variables of buildx: an image index contains no attestations, and buildx does not run git in the build context or the
+project, where a repository's configuration could name programs."""
 INSPECT_S, CONNECT_S = 60, 5
 """Times in seconds for all nodes to answer, and for a node to accept a connection."""
 
@@ -169,7 +172,7 @@ def probe(
         command = ["docker", "buildx", "build", "--builder", builder, "--platform", platform, "--no-cache", folder]
         # buildx replaces the times of events, but not those of files.
         command += ["--output", f"type=local,dest={folder}/out", "--metadata-file", f"{folder}/metadata.json"]
-        run(*command, env={**engine.environment, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}, timeout=INSPECT_S)
+        run(*command, env={**engine.environment, **BUILDX}, timeout=INSPECT_S)
         about = json.loads(Path(folder, "metadata.json").read_text())
         _, name, *_ = f"{about.get('buildx.build.ref')}//".split("/")
         return name, Path(folder, "out", "clock").stat().st_mtime - time.time()

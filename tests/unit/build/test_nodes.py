@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,7 +56,8 @@ def test_why_no_connection_to_a_node_is_possible(endpoint: str, options: dict[st
 
 @pytest.mark.parametrize("ahead", [-86400, 86400])
 def test_the_clock_of_a_node_is_that_of_its_files(ahead: int) -> None:
-    def run(*words: str, **_: object) -> str:
+    def run(*words: str, env: Mapping[str, str], **_: object) -> str:
+        assert (env["BUILDX_GIT_INFO"], env["BUILDX_GIT_LABELS"]) == ("0", "0")
         made = Path(words[words.index("--output") + 1].partition("dest=")[2]) / "clock"
         made.mkdir(parents=True)
         os.utime(made, (0, time.time() + ahead))
