@@ -62,7 +62,8 @@ def select_one(plan: Plan, *selectors: str) -> Target:
     chosen = select_targets(plan, selectors)
     if len(chosen) > 1:
         first = ", ".join(target.id for target in chosen[:5]) + (", …" if len(chosen) > 5 else "")
-        axes = [axis for axis in chosen[0].axes if len({target.axes.get(axis) for target in chosen}) > 1]
+        axes = ["image"] if len({target.image for target in chosen}) > 1 else []
+        axes += [axis for axis in chosen[0].axes if len({target.axes.get(axis) for target in chosen}) > 1]
         problem = f"{len(chosen)} targets fit ({first}), which differ in {', '.join(axes)}; name one of them"
         raise ConfigError(f"{' '.join(selectors) or 'TARGET'}: {problem}")
     return chosen[0]

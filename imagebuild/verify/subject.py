@@ -81,9 +81,9 @@ def path_of_image(name: str) -> Path | None:
 
 
 def target_with_id(plan: Plan, name: str) -> Target | None:
-    """Return the target with this id, or the only target that matches the name of an image or a glob.
-    Return None if the name is not a glob and not in the plan. Raises the same errors as `select_one`."""
-    is_of_plan = any(name in (target.id, target.image) for target in plan.targets) or re.search("[*?]", name)
+    """Return the target with this id, or the only target that matches the name of an image, a glob or AXIS=VALUE.
+    Return None if the name is none of them. Raises the same errors as `select_one`."""
+    is_of_plan = any(name in (target.id, target.image) for target in plan.targets) or re.search("[*?=]", name)
     return select_one(plan, name) if is_of_plan else None
 
 
