@@ -32,7 +32,7 @@ from imagebuild.build.inputs import (
 from imagebuild.core import yaml
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError
 from imagebuild.core.fields import ARCHS, Digest, Model, Platform
-from imagebuild.core.files import file_sha256, write_text
+from imagebuild.core.files import file_sha256, refuse_outside, write_text
 from imagebuild.core.run import MODULE, NEUTRAL, run_program
 from imagebuild.core.settings import Settings, ca_bundle, load_settings, pip_environment
 from imagebuild.oci.engine import Endpoint
@@ -266,7 +266,8 @@ class _Handler(SimpleHTTPRequestHandler):
     def translate_path(self, path: str) -> str:
         """Return the local path of the file that a client requests. Fetch the file if the store lacks it."""
         if path.startswith(WHEELS):
-            return str(self.store.inside(Path(super().translate_path(path))))
+            folder = self.store.folder
+            return str(refuse_outside([folder], Path(super().translate_path(path)), str(folder)))
         url = urlsplit(path)
         if url.port == 443:  # `apt_get_for_proxy` writes https://host as http://host:443
             url = url._replace(scheme="https", netloc=url.hostname or "")

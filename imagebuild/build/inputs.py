@@ -158,7 +158,8 @@ def copy_commit(clone: Path, commit: str, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class DownloadStore:
-    """A folder with downloads. If `web` and `git` are set, missing downloads are fetched.
+    """A folder with downloads. If `web` and `git` are set, missing downloads are fetched. Links must not lead out of
+    the folder: others may have made a bundle, and its files go to build steps.
 
     Several threads may use a store. Two threads that need the same download at the same time may both fetch the
     download."""
@@ -179,16 +180,10 @@ class DownloadStore:
         """Return the same store for build steps. They can ask any host; only `trusted` hosts get logins."""
         return replace(self, web=Downloads(settings.mirrors.download, ca, settings.netrc_file, trusted=trusted))
 
-    def inside(self, path: Path) -> Path:
-        """Return a path in the store. Raises ConfigError if links lead out of it: others may have made a bundle, and
-        its files go to build steps."""
-        refuse_outside([self.folder], path, str(self.folder))
-        return path
-
     def get(self, url: str) -> Path:
         """Return the path of the file with this address. Fetch the file if the store lacks it.
         Raises Absent or Unreachable if the file cannot be fetched."""
-        path = self.inside(self.folder / stored_path(url))
+        path = refuse_outside([self.folder], self.folder / stored_path(url), str(self.folder))
         if path.is_file():
             return path
         if not self.web:
@@ -203,7 +198,7 @@ class DownloadStore:
     def clone(self, download: Download) -> Path:
         """Return the folder with the clone of a commit. Clone the commit if the store lacks it.
         Raises CommandError if git fails."""
-        path = self.inside(self.folder / "git" / download.commit)
+        path = refuse_outside([self.folder], self.folder / "git" / download.commit, str(self.folder))
         if self.git and not path.exists():
             self.git.clone(download, path)
         return path
