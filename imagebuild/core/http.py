@@ -413,7 +413,10 @@ class Downloads:
     def _ask(self, method: str, url: str, read: Callable[[requests.Response], T]) -> T:
         address = self._rewrite(url)
         where = url if address == url else f"{url} (as {address})"
-        host = urlsplit(address).netloc
+        try:
+            host = urlsplit(address).netloc
+        except ValueError as error:  # such as https://[::1
+            raise CommandError(f"{where}: is not an address: {error}; correct it") from None
         trusted = self._trusted is None or host in self._trusted
         if not trusted and is_loopback(host):
             raise CommandError(f"{where}: a build step may not ask this machine; name the server in the matrix")

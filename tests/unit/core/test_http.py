@@ -59,6 +59,11 @@ def test_what_is_no_file(serve: Serve, answer: Answer, kind: type[CommandError],
     assert len(site.asked) > 2 if again else len(site.asked) == 1
 
 
+def test_what_is_no_address() -> None:
+    with pytest.raises(CommandError, match=r"https://\[::1/x: is not an address"):
+        Downloads().read("https://[::1/x")
+
+
 def test_who_is_not_there_is_not_asked_again() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
