@@ -253,7 +253,8 @@ class Progress:
 
     def advance(self, key: str, text: str) -> None:
         """Show the progress or the latest output of a running item."""
-        self.running[key].detail = text
+        # Programs overwrite a line after a carriage return.
+        self.running[key].detail = text.strip().rpartition("\r")[2]
 
     def end(self, key: str, text: str, *, good: bool = True) -> None:
         """Remove a running item, and print a line about it unless `text` is empty."""

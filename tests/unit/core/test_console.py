@@ -67,6 +67,8 @@ def test_what_takes_long_shows_that_it_is_alive(monkeypatch: pytest.MonkeyPatch)
         with console.doing("push") as push:
             push.detail = "500; trying again"
             soon(file, r"compiler 1/3 for \d.* s\n")  # the oldest
+            progress.advance("1", "10 %\r20 %\r\n")
+            soon(file, r"compiler 1/3 for \d.* s; 20 %\n")
             progress.end("1", "")
             soon(file, r"push for \d.* s; 500; trying again\n")
 
