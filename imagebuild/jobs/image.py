@@ -209,7 +209,7 @@ def rank_images(
     compiling = offer.gpu_architectures.get(capability)
 
     def ranked(image: OfferedImage) -> RankedImage:
-        stack, cuda = _stack_of(image, stacks), image.axes["cuda"]
+        stack, cuda = _stack_of(image, stacks), image.axes.get("cuda", "")
         built_for, oldest = image.axes.get("gpu", capability), DATA["drivers"].get(major(cuda), "0")
         rows: tuple[tuple[bool, str | None, str], ...] = (
             (program not in (None, *image.components), program, f"without {program}"),
@@ -220,7 +220,7 @@ def rank_images(
                 f"without NCCL's plug-in {plugin!r}",
             ),
             (
-                built_for != capability or (compiling is not None and not satisfies(cuda, compiling)),
+                built_for != capability or bool(cuda and compiling and not satisfies(cuda, compiling)),
                 f"compute capability {gpu}",
                 f"compiled with CUDA {cuda} for other compute capabilities than {gpu}",
             ),
@@ -239,7 +239,7 @@ def rank_images(
         return RankedImage(image.id, _job_image(image, stack, offer), lacks, reason)
 
     def order(image: OfferedImage) -> tuple[object, ...]:
-        version = [int(number) for number in re.findall(r"\d+", image.axes["cuda"])]
+        version = [int(number) for number in re.findall(r"\d+", image.axes.get("cuda", ""))]
         release = image.axes.get("os", "")
         place = offer.places.get((image.image, release), -1)
         return stacks[_stack_of(image, stacks)].model.prefer, version, place, natural_order(release)
@@ -296,5 +296,5 @@ def _job_image(image: OfferedImage, stack: str, offer: Offer) -> JobImage:
     plain_version = re.match(r"\d+(\.\d+)+", image.nccl)
     return JobImage(
         image.reference, stack, plain_version[0] if plain_version else None, image.arches,
-        DATA["drivers"].get(major(image.axes["cuda"])), not offer.is_published, image.components,
+        DATA["drivers"].get(major(image.axes.get("cuda", ""))), not offer.is_published, image.components,
     )  # fmt: skip

@@ -90,6 +90,9 @@ def test_the_cuda_of_an_image_can_compile_for_the_gpu(planned: Offer, published:
         with pytest.raises(ConfigError, match=r"fits: compute capability 10.3 rules out \d+; name an"):
             job_of("mpijob --profile b300 --fabric ib", offer)
     job_of("mpijob --profile b300 --fabric ib", offer_of(catalog))
+    without = tuple(replace(image, axes={"os": "debian13", "variant": "runtime"}) for image in old)  # the axis cuda
+    best = job_of("mpijob --profile b300 --fabric ib", replace(planned, images=without)).image
+    assert best == job_of(f"{IB} --param driver=500", replace(planned, images=without), best.reference).image
 
 
 def test_an_optional_plug_in_is_one_that_the_image_was_built_with(planned: Offer, published: Catalog) -> None:
