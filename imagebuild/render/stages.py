@@ -19,6 +19,10 @@ INSTRUCTIONS = (*STEPS, *CONFIGURATION, "ARG", "ENV", "SHELL", "USER", "MAINTAIN
 BLOCK = re.compile(r"\n(?=FROM\s)", re.IGNORECASE)
 FROM = re.compile(r"FROM\s+(?:--platform=(\S+)\s+)?(\S+)(?:\s+AS\s+(\S+))?", re.IGNORECASE)
 SOURCE = re.compile(r"--(?:from=|mount=\S*?\bfrom=)([^\s,]+)")
+CONTEXT = re.compile(
+    r"(COPY|ADD) (?!.*(--from=|<<|://|git@))|RUN (--\S+ +)*--mount=(?!\S*(from=|type=(?!bind)))", re.IGNORECASE
+)
+"""Instructions that read the build context."""
 INSTEAD_OF_FROM = "remove it; choose a base with --base-image, and compile in a component (docs/tutorial.md, section 5)"
 HEREDOC = re.compile(r"""(?:^|(?<=\s))\d*<<(-?)(["']?)([^\s<"']+)\2(?=\s|$)""")
 
@@ -97,6 +101,9 @@ def first_mistake(text: str) -> tuple[str, str]:
         line = rest.partition("\n")[0]
         if word not in INSTRUCTIONS:
             return line, f"unknown instruction {word!r}{suggestion(word, [*INSTRUCTIONS])}"
+        if CONTEXT.match(f"{word} {line}"):
+            problem = "there is no build context to copy from; write the content as a heredoc, or name a stage with from="
+            return line, f"{word} {line}: {problem}"
         # BuildKit sees no heredoc in a quoted text or in CMD. Then, it must refuse the line that would end the heredoc.
         for _, _, end in HEREDOC.findall(line):
             if not re.fullmatch(r"[A-Za-z_][\w.-]*", end) or end.upper() in CONFIGURATION:
@@ -115,11 +122,6 @@ def check_appended(text: str, where: str) -> None:
         raise ConfigError(f"{where}: FROM would begin another image; {INSTEAD_OF_FROM}")
     if problem := first_mistake(f"FROM scratch\n{text}")[1]:
         raise ConfigError(f"{where}: {problem}")
-    for word, rest, _ in (instruction for block in blocks for instruction in block.instructions):
-        line = rest.partition("\n")[0]
-        if word in ("COPY", "ADD") and not ("--from=" in line or "<<" in line or "://" in line or "git@" in line):
-            problem = "there is no build context to copy from; write the content as a heredoc, or use COPY --from="
-            raise ConfigError(f"{where}: {word} {line}: {problem}")
 
 
 def needed_stages(stages: Mapping[str, Stage]) -> dict[str, Stage]:
