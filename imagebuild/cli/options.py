@@ -329,7 +329,7 @@ class PlanChanges:
             if (dot and last) or last in table("foreign")["settings"]:
                 words = name.removesuffix("+").split(".")
                 known = [table("foreign")["settings"].get(word) for word in (words[-1], *words[1:2])]
-                remedy = next(filter(None, known), "--set {name}={value}, which applies to all targets")
+                remedy = next(filter(None, known), "--set {name}={value} for an axis or a version, else matrix.yaml")
                 remedy = remedy.format(name=last, value=value)
                 raise ConfigError(f"--set {setting}: --set changes only axes and versions; use {remedy}")
         return parse_changes(self.settings, names_in(self.with_), names_in(self.without), repository=registry)

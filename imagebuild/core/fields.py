@@ -74,7 +74,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Value of PATH in an image that does not set it."""
 Line = Annotated[str, Form(r"[^\x00-\x1f\x7f]*", "one line, without control characters")]
 """A text of one line, so that it cannot add lines to a Dockerfile."""
-EnvironmentValue = Annotated[str, Form(r'[^\x00-\x1f\x7f"\\`]*', "one line without quotes, backslashes and backticks")]
+EnvironmentValue = Annotated[str, Form(r'[^\x00-\x1f\x7f"\\`$]*', "one line without quotes, \\, ` and $VARIABLES")]
 """A text that has the same meaning in a Dockerfile, a shell and the configuration of sshd."""
 Variable = Annotated[
     str, Form("[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable: letters, digits and underscores")
@@ -87,7 +87,7 @@ def absolute_folders(values: dict[str, str]) -> dict[str, str]:
     """Return environment variables unchanged. Raises ValueError if a list of folders contains a relative path."""
     for name in FOLDER_LISTS:
         for part in values.get(name, "").split(":"):
-            if part and not part.startswith(("/", "{", "$")):
+            if part and not part.startswith(("/", "{")):
                 raise ValueError(f"{name}: {part!r} is not an absolute path; begin it with /")
     return values
 

@@ -12,32 +12,23 @@ from typing import Any, NoReturn
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from imagebuild.core.errors import ConfigError, Mistakes, ResultError, nearest
+from imagebuild.core.errors import ConfigError, Mistakes, ResultError, nearest, suggestion
 from imagebuild.core.fields import Loc, M, YamlFile, line_of
 from imagebuild.core.files import read_text
 
 MOST_NESTED = 8
 """Maximum depth at which keys are looked for, because a model may contain itself."""
-OTHER_KEYS = {
-    "args": "write `versions`, or use `env` for variables of the image",
-    "attest": "remove it; `imagebuild publish` attaches SBOM and provenance", "dockerfileinline": "use `append`",
-    "baseimage": "use the axis `os` and `bases`, or --base-image IMAGE@DIGEST", "context": "use --source NAME=DIR",
-    "cachefrom": "use --cache REPOSITORY", "cacheto": "use --cache REPOSITORY --cache-write",
-    "contexts": "use --source NAME=DIR", "group": "name several images on the command line instead",
-    "groups": "name several images on the command line instead",
-    "inherits": "write `from`", "matrix": "write `axes`", "target": "write `images`", "variable": "write `versions`",
-    "variables": "write `versions`",
-}  # fmt: skip
-"""Maps keys in files of docker buildx bake and of HPCCM to what a matrix has instead."""
 MOST_VALUES, MOST_LEVELS = 1_000_000, 100
 """Maximum number of values in a YAML text, after each alias is replaced by its value, and how deep they are nested."""
 KINDS: Mapping[type, str] = {dict: "a mapping", list: "a list", str: "a text"}
 """Maps types of values to their names in messages."""
-WORDS = {
-    "^[A-Z][a-z]+ should ": "must ", "valid integer": "whole number", "valid ": "", " after validation.*": "",
-    " or (datetime|instance of .*)": "", "dictionary": "mapping", "tuple": "list", "string": "text",
-}  # fmt: skip
-"""Maps parts of pydantic's messages (regular expressions) to the words in messages of imagebuild."""
+
+
+@cache
+def foreign(kind: str) -> Mapping[str, str]:
+    """Return words of other tools, and the words to use instead: a part of foreign.yaml, such as `keys`."""
+    words: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_name("foreign.yaml").read_text("utf-8"))
+    return words[kind]
 
 
 def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | None:
@@ -234,10 +225,9 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
         # A list of one entry may be written as this entry.
         above = (loc[:-1], (*loc[:-1], 0))
         here = {key for place, keys in places.items() if any(_fits(each, place) for each in above) for key in keys}
-        near = nearest(str(loc[-1]), here)
-        remedy = f"did you mean {near!r}?" if near else "remove it, or correct its name"
-        plain = re.sub("[-_]", "", str(loc[-1]))
-        return f"unknown key; {OTHER_KEYS.get(plain, remedy) if model.__name__ == 'Matrix' else remedy}"
+        remedy = suggestion(str(loc[-1]), here)[2:] or "remove it, or correct its name"
+        words = foreign("keys") if model.__name__ == "Matrix" else {}
+        return f"unknown key; {words.get(re.sub('[-_]', '', str(loc[-1])), remedy)}"
     if kind == "missing":
         return f"is missing; add `{loc[-1]}: …`"
     # A whole file that is one text is not shown, because a link may lead to a file with passwords.
@@ -251,8 +241,11 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
         return f"{problem}{ending}" if is_scalar else problem
     message = detail["msg"]
     problem = message.partition(", ")[0] if " valid " in message else message
-    for theirs, ours in WORDS.items():
+    for theirs, ours in foreign("pydantic").items():
         problem = re.sub(theirs, ours, problem)
+    if kind in ("dict_type", "model_type") and loc and isinstance(loc[-1], str):
+        keys = [key for place, known in places_of_keys(model).items() if _fits(loc, place) for key in sorted(known)]
+        shown += f"; write `{loc[-1]}: {{{(keys or [ANY])[0]}: …}}`"
     choices = str(detail.get("ctx", {}).get("expected", "")).split("'")[1::2]
     if is_scalar and (near := nearest(str(got), choices)):
         return f"{problem}, not {shown}; did you mean {near!r}?"

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from imagebuild.core.errors import Mistakes, nearest, suggestion
 from imagebuild.core.fields import OPERATORS, Arch, Condition, Loc, YamlFile, major
+from imagebuild.core.yaml import foreign
 from imagebuild.project.component import Variant
 from imagebuild.project.matrix import FIELD
 from imagebuild.project.project import Project
@@ -31,9 +32,8 @@ def check_names(project: Project, images: Collection[str], mistakes: Mistakes, *
         if name not in known and not (place[0] == "versions" and name in in_images):
             words = ".".join(str(word) for word in place if not isinstance(word, int) and word != name)
             remedy = suggestion(name, set(known)) or "; remove it"
-            if problem == "unknown component" and "did you mean" not in remedy:
-                wanted = f"write {project.roots[0] / 'components' / name / 'component.yaml'}"
-                remedy = f"; use {OTHER_NAMES[name]}, or {wanted}" if name in OTHER_NAMES else f"; {wanted}"
+            if problem == "unknown component":
+                remedy = _instead_of(project, name, known)
             mistakes.add(file.at(*place), f"{words}: {problem} {name!r}{remedy}")
     tools = {name for name, document in project.components.items() if document.model.build_only}
     listed = {component for image in matrix.images.values() for component in image.components}
@@ -45,7 +45,8 @@ def check_names(project: Project, images: Collection[str], mistakes: Mistakes, *
         for name in names:
             if name not in choices:
                 problem = reason if name in project.components else "unknown component"
-                mistakes.add(f"{option} {name}", f"{problem}{suggestion(name, set(choices))}")
+                remedy = _instead_of(project, name, choices) if option == "--with" else suggestion(name, set(choices))
+                mistakes.add(f"{option} {name}", f"{problem}{remedy}")
             elif name in changes.with_ and name in changes.without:
                 mistakes.add_once(f"--with {name} --without {name}", "the options contradict each other; remove one")
     for name in images:
@@ -81,13 +82,17 @@ def check_names(project: Project, images: Collection[str], mistakes: Mistakes, *
             mistakes.add(f"--with {name}", f"has no version; add `--set {pin}=VERSION`, or `{pin}` to `versions`")
 
 
+def _instead_of(project: Project, name: str, known: Collection[str]) -> str:
+    """Return the end of a message about a name that is not a component: a component to use, or how to add one."""
+    if other := foreign("components").get(name.replace("_", "-")):
+        return f"; use {other}"
+    near = suggestion(name, set(known))
+    path = project.roots[0] / "components" / name / "component.yaml"
+    return near if "did you mean" in near else f"; list packages of the distribution in `packages`, or write {path}"
+
+
 RELEASE = re.compile(r"(debian|ubuntu)[:_-]?(\d[\d.]*)")
 """A release in the name of an image, such as `nvidia/cuda:13.0.1-devel-ubuntu24.04`."""
-CODENAMES = {
-    "bookworm": "debian12", "trixie": "debian13", "jammy": "ubuntu22.04", "noble": "ubuntu24.04",
-    "resolute": "ubuntu26.04",
-}  # fmt: skip
-"""Maps names of releases in tags of Debian and Ubuntu to the release."""
 
 
 def base_mismatch(image: str, release: str) -> str:
@@ -95,7 +100,7 @@ def base_mismatch(image: str, release: str) -> str:
     Only the name of the image is examined. Empty if the image can be the base."""
     name = image.partition("@")[0].rpartition("/")[2]
     named = [f"{distribution}{number}" for distribution, number in RELEASE.findall(name)]
-    named += [other for word, other in CODENAMES.items() if word in name]
+    named += [other for word, other in foreign("releases").items() if word in name]
     unknown = not named and name.partition(":")[0] in ("debian", "ubuntu") and "{" not in name
     fits = not unknown and all(other.startswith(release.partition(".")[0]) for other in named)
     problem = f"is not a base image of {release}, but packages and pins are for {release}; use an image of {release}"
@@ -135,10 +140,6 @@ def _references(project: Project) -> Iterator[Reference]:
             yield document, ("conflicts", other), "unknown component", other, fulfilled
 
 
-OTHER_NAMES = dict.fromkeys(("mlnx-ofed", "ofed", "mofed", "doca"), "rdma-core or doca-ofed") | {
-    "cuda-toolkit": "cuda", "nccl-plugin": "nccl-rdma-sharp-plugin", "openssh": "sshd",
-}  # fmt: skip
-"""Maps names of other projects to components."""
 MORE_NAMES: Mapping[str, Sequence[str]] = {
     "rules": ("image",),
     "aliases": ("image",),

@@ -307,7 +307,10 @@ def with_requirements(project: Project, image: str, mistakes: Mistakes, *, alone
     for name, axis in ((name, project.components[name].model.version_axis) for name in graph):
         if axis and axis not in axes:
             problem = f"needs the axis {axis!r}, which {image} does not have; add it to images.{image}.axes"
-            mistakes.add_once(where, f"{what}: {name} {problem}, or remove the component")
+            reaching = {c: found for c in listed if name in (found := reached(project, c, graph))}
+            least = ", ".join(c for c, found in reaching.items() if not found & (reaching.keys() - {c}))
+            by = "" if name in reaching else f", required by {least},"
+            mistakes.add_once(where, f"{what}: {name}{by} {problem}, or remove {least}")
     try:
         return tuple(TopologicalSorter({n: graph[n] for n in sorted(graph)}).static_order())
     except CycleError as error:

@@ -102,7 +102,7 @@ def first_mistake(text: str) -> tuple[str, str]:
         if word not in INSTRUCTIONS:
             return line, f"unknown instruction {word!r}{suggestion(word, [*INSTRUCTIONS])}"
         if CONTEXT.match(f"{word} {line}"):
-            problem = "there is no build context to copy from; write the content as a heredoc, or name a stage with from="
+            problem = "there is no build context; write the content as a heredoc, or name a stage with from="
             return line, f"{word} {line}: {problem}"
         # BuildKit sees no heredoc in a quoted text or in CMD. Then, it must refuse the line that would end the heredoc.
         for _, _, end in HEREDOC.findall(line):

@@ -878,7 +878,7 @@ DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   libudev1 \
   'openssh-client=1:10.0p1-7*' \
   'openssh-server=1:10.0p1-7*' \
-  python3 \
+  'python3=3.13*' \
   zlib1g
 
 # The package makes host keys. In the image, they would be public.
