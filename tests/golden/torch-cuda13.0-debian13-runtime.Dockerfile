@@ -16,7 +16,7 @@
 #   nccl-tests         2.19.6
 #   torch              2.14.1
 #
-# Written by imagebuild 0.1.0, lock e935236f611d:  imagebuild render torch-cuda13.0-debian13-runtime
+# Written by imagebuild 0.1.0, lock 1e55ddb34b35:  imagebuild render torch-cuda13.0-debian13-runtime
 # Needs no build context:  docker buildx build -t torch - < Dockerfile
 
 # ---- fetch -----------------------------------------------------------------------------------------
@@ -695,6 +695,23 @@ split-runtime
 rm -rf /build
 EOF
 
+# ---- nccl-abi --------------------------------------------------------------------------------------
+# NCCL interface: An old NCCL, for compiling; what is compiled with it runs with this NCCL and with
+# later ones, and does not change with them. Apache-2.0 AND BSD-3-Clause,
+# https://github.com/NVIDIA/nccl
+FROM fetch AS nccl-abi
+ARG TARGETARCH
+RUN --mount=type=secret,id=ca --mount=type=secret,id=pip.conf <<'EOF'
+fetch-wheels "$TARGETARCH" /wheels <<'WHEELS'
+nvidia-nccl-cu13==2.27.7 \
+  --hash=sha256:b28a524abd8389b76a4a3f133c76a7aaa7005e47fcaa9d9603b90103927a3f93 \
+  --hash=sha256:5e3cc863e52bf9dd1e3ab1941bddb414098f489ae7342f6b3a274602303da123
+WHEELS
+mkdir -p /out/devel/opt/nccl
+cp -a /wheels/nvidia/nccl/include /wheels/nvidia/nccl/lib /out/devel/opt/nccl
+ln -s libnccl.so.2 /out/devel/opt/nccl/lib/libnccl.so
+EOF
+
 # ---- ucc -------------------------------------------------------------------------------------------
 # UCC: Collectives over UCX and NCCL, which Open MPI uses. BSD-3-Clause,
 # https://github.com/openucx/ucc, tag v1.8.0
@@ -704,7 +721,7 @@ ADD https://github.com/openucx/ucc.git#211e2f60436cba7c044195acb43752aa70eab38f 
 FROM verbs-git AS ucc
 RUN --mount=type=bind,from=ucc-source,target=/src \
     --mount=type=bind,from=nvcc,source=/usr/local/cuda,target=/usr/local/cuda \
-    --mount=type=bind,from=nccl-wheel,source=/out/devel/opt/nccl,target=/opt/nccl \
+    --mount=type=bind,from=nccl-abi,source=/out/devel/opt/nccl,target=/opt/nccl \
     --mount=type=bind,from=ucx,source=/out/devel/opt/ucx,target=/opt/ucx <<'EOF'
 . /etc/target.env
 cp -a /src /build
@@ -726,10 +743,6 @@ make install DESTDIR=/out/devel
 find /out/devel -name '*.la' -delete
 install -m 644 LICENSE /out/devel/opt/ucc/LICENSE
 split-runtime
-# Open MPI is compiled only with these files. Unlike UCC's plug-ins, they do not change with each version of NCCL.
-mkdir -p /out/link/opt/ucc/lib
-cp -a /out/devel/opt/ucc/include /out/link/opt/ucc
-cp -a /out/devel/opt/ucc/lib/libucc.so* /out/link/opt/ucc/lib
 rm -rf /build
 EOF
 
@@ -758,7 +771,7 @@ RUN --mount=type=bind,from=openmpi-git-source,target=/src \
     --mount=type=bind,from=nvcc,source=/usr/local/cuda/lib64,target=/usr/local/cuda/lib64 \
     --mount=type=bind,from=pmix-git,source=/out/devel/opt/pmix,target=/opt/pmix \
     --mount=type=bind,from=ucx,source=/out/devel/opt/ucx,target=/opt/ucx \
-    --mount=type=bind,from=ucc,source=/out/link/opt/ucc,target=/opt/ucc <<'EOF'
+    --mount=type=bind,from=ucc,source=/out/devel/opt/ucc,target=/opt/ucc <<'EOF'
 . /etc/target.env
 cp -a /src /build
 cd /build
@@ -927,10 +940,10 @@ COPY --link --from=pmix-git /out/runtime/ /
 COPY --link --from=rdma-core-git /out/runtime/ /
 COPY --link --from=perftest /out/runtime/ /
 COPY --link --from=ucx /out/runtime/ /
+COPY --link --from=ucc /out/runtime/ /
 COPY --link --from=openmpi-git /out/runtime/ /
 COPY --link --from=python /out/runtime/ /
 COPY --link --from=nccl-wheel /out/runtime/ /
-COPY --link --from=ucc /out/runtime/ /
 COPY --link --from=nccl-tests /out/runtime/ /
 
 COPY --link --chmod=755 <<'EOF' /usr/sbin/sshd
@@ -1020,7 +1033,7 @@ LABEL org.opencontainers.image.title="torch" \
       org.opencontainers.image.base.name="debian:13.7-slim" \
       org.opencontainers.image.licenses="((GPL-2.0-only OR BSD-2-Clause) AND GPL-2.0-or-later) AND (Apache-2.0 AND BSD-3-Clause) AND (Apache-2.0) AND (BSD-2-Clause AND BSD-3-Clause AND MIT) AND (BSD-3-Clause AND LicenseRef-NVIDIA-CUDA-EULA AND LicenseRef-NVIDIA-cuDNN-EULA) AND (BSD-3-Clause) AND (BSD-3-Clause-Open-MPI) AND (GPL-2.0-only OR Linux-OpenIB) AND (LicenseRef-NVIDIA-CUDA-EULA) AND (MIT) AND (PSF-2.0)" \
       imagebuild.target="torch-cuda13.0-debian13-runtime" \
-      imagebuild.lock="e935236f611d" \
+      imagebuild.lock="1e55ddb34b35" \
       imagebuild.axis.cuda="13.0" \
       imagebuild.axis.os="debian13" \
       imagebuild.axis.variant="runtime" \

@@ -33,7 +33,7 @@ def stages(cost: Impact) -> set[str]:
 @pytest.mark.parametrize(
     ("setting", "executed"),
     [
-        ("nccl=9", {"nccl-wheel", "ucc", *OPENMPI}),
+        ("nccl=9", {"nccl-wheel", "nccl-tests", "image"}),
         (f"gdrcopy=9@{COMMIT}", {"gdrcopy-source", "gdrcopy", "ucx", "ucc", *OPENMPI}),
         (
             f"rdma-core-git=9@{COMMIT}",
