@@ -3,25 +3,28 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from imagebuild.core.errors import ResultError
 from imagebuild.core.yaml import distinct_keys
 from imagebuild.oci.image import PlatformImage
-from imagebuild.oci.layout import MOST_BYTES, Blob, layer_members
+from imagebuild.oci.layout import MOST_BYTES, Blob, annotations_of, layer_members
 from imagebuild.oci.tar import CHUNK, Member, TarArchive, decompressed, member_path
 
 TABLE, DIGEST = "stargz.index.json", "containerd.io/snapshot/stargz/toc.digest"
 """File with the table of an eStargz layer, and the annotation by which stargz-snapshotter knows the table."""
 FOOTER = 51
 """Size in bytes of the end of an eStargz layer, which contains the place of the table."""
-OF_TABLES = re.compile(r"containerd\.io/snapshot/|io\.github\.containers\.zstd-chunked\.")
-"""Matches annotations of layers that make engines read a table."""
+OF_TABLES = re.compile(r"containerd\.io/snapshot/|io\.(github\.)?containers\.zstd-chunked\.|com\.amazon\.soci\.")
+"""Matches annotations of images and layers that make engines read a table."""
 PIECES = (4 << 20) // CHUNK
 """Number of pieces of an archive's content in a chunk, which is 4 MiB in eStargz."""
 IGNORED = {"modtime", "offset", "innerOffset", "userName", "groupName"}
 """Keys that do not change a file. Wherever an engine reads a chunk, it compares the chunk's digest."""
+ROOT = {"type": "dir", "mode": 0o755}
+"""The only row of the root folder: an archive of a layer does not change it."""
 TYPES = {"file": "reg", "folder": "dir", "c": "char", "b": "block"}
 """Maps kinds of members, and of devices, to their names in a table, if these differ."""
 
@@ -31,8 +34,9 @@ def check_tables(image: PlatformImage) -> None:
 
     The annotation proves only that the table is of the maker of the image. Layers with a table are read again, others
     are not fetched. Raises CommandError if the registry fails."""
+    own = annotations_of(image.manifest.document)
     for layer in image.layers:
-        unknown = [name for name in layer.annotations if OF_TABLES.match(name) and name != DIGEST]
+        unknown = [name for name in (*own, *layer.annotations) if OF_TABLES.match(name) and name != DIGEST]
         problem = f"its annotation {unknown[0]} is of a table that imagebuild cannot read" if unknown else ""
         if digest := layer.annotations.get(DIGEST):
             problem = problem or _difference(image.fetch(layer), digest)
@@ -50,14 +54,36 @@ def _difference(layer: Blob, digest: str) -> str:
     table = _table(layer)
     if f"sha256:{hashlib.sha256(table).hexdigest()}" != digest:
         return f"it does not contain the table {digest}"
+    ours = [{key: value for key, value in row.items() if value} for row in rows]
     try:
-        listed = [*_listed(json.loads(table, object_pairs_hook=distinct_keys)["entries"])]
+        document = json.loads(table, object_pairs_hook=distinct_keys)
+        if more := [key for key in document if key not in ("version", "entries")]:
+            raise ValueError(f"it contains {more[0]!r}")  # Go ignores the case of keys
+        listed = [*_listed(document["entries"])]
+        _check_meaning([row for row in ours if row["type"] != "chunk"])
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         return f"its table of files cannot be read: {type(error).__name__}: {error}"
-    ours = [{key: value for key, value in row.items() if value} for row in rows]
     pairs = zip([*ours, {}], [*listed, {}], strict=False)
     different = next((mine.get("name") or its.get("name") for mine, its in pairs if mine != its), "")
     return f"its table of files differs from its archive: /{different}" if different else ""
+
+
+def _check_meaning(files: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ValueError for files that mean something else in a table than in an archive, where the order counts, links
+    to folders are followed, and a hard link can change its file."""
+    named = {file["name"]: file for file in files}
+    if len(named) < len(files):
+        raise ValueError("a file appears twice")
+    for name, file in named.items():
+        f"{name}{file.get('linkName')}".encode()  # Go replaces what is not UTF-8
+        folders = accumulate(name.split("/")[:-1], "{}/{}".format)
+        if any(named[folder]["type"] != "dir" for folder in folders if folder in named):
+            raise ValueError(f"/{name} is not in a folder")
+        if file["type"] == "hardlink":
+            source = named[member_path(file["linkName"]) or ""]
+            kept = ("uid", "gid", *(["mode"] if source["type"] != "symlink" else []))
+            if any(file.get(key) != source.get(key) for key in kept):
+                raise ValueError(f"the hard link /{name} changes its file")
 
 
 def _table(layer: Blob) -> bytes:
@@ -103,5 +129,8 @@ def _listed(entries: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         row = {key: value for key, value in entry.items() if key not in IGNORED}
         row |= {"name": member_path(row["name"]), "xattrs": sorted(row.get("xattrs", ()))}
         row["mode"] = row.get("mode", 0) & 0o7777 if row["type"] != "symlink" else 0
-        if row["name"]:
-            yield {key: value for key, value in row.items() if value}
+        row = {key: value for key, value in row.items() if value}
+        if "name" in row:
+            yield row
+        elif row != ROOT:
+            raise ValueError(f"the root folder is {row}")

@@ -6,6 +6,8 @@ import copy
 import gzip
 import hashlib
 import json
+import tarfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,14 +32,23 @@ def digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def check(place: Path, rows: object, **annotations: str) -> None:
+TYPES = {"reg": tarfile.REGTYPE, "dir": tarfile.DIRTYPE, "symlink": tarfile.SYMTYPE, "hardlink": tarfile.LNKTYPE}
+
+
+def check(
+    place: Path, rows: object, files: image_files.Files = FILES, more: Mapping[str, object] | None = None,
+    of_image: Mapping[str, str] | None = None, of_layer: Mapping[str, str] | None = None,
+) -> None:  # fmt: skip
     """Check a layer that has its table behind the end of the archive, as BuildKit writes it."""
-    table, stored = json.dumps({"version": 1, "entries": rows}).encode(), gzip.compress(layer(FILES))
+    table, stored = json.dumps({"version": 1, "entries": rows, **(more or {})}).encode(), gzip.compress(layer(files))
     footer = bytes.fromhex("1f8b08040000000000ff1a0053471600") + b"%016xSTARGZ" % len(stored) + b"\1\0\0\xff\xff"
     content = stored + gzip.compress(layer({TABLE: table})) + footer + bytes(8)
     (place / "layer").write_bytes(content)
-    blob = Blob(place / "layer", len(content), digest(content), annotations={DIGEST: digest(table), **annotations})
-    image: Any = SimpleNamespace(name="image", layers=(Blob(Path("/none"), 1), blob), fetch=lambda blob: blob)
+    blob = Blob(place / "layer", len(content), digest(content), annotations={DIGEST: digest(table), **(of_layer or {})})
+    image: Any = SimpleNamespace(
+        name="image", layers=(Blob(Path("/none"), 1), blob), fetch=lambda blob: blob,
+        manifest=SimpleNamespace(document={"annotations": of_image}),
+    )  # fmt: skip
     check_tables(image)
 
 
@@ -54,7 +65,21 @@ def test_a_table_that_lies(tmp_path: Path, lie: str) -> None:
         check(tmp_path, [row for row in rows if row not in ({}, None)])
 
 
+@pytest.mark.parametrize("meaning", TABLES["meanings"])
+def test_an_archive_that_means_other_files_than_the_same_rows(tmp_path: Path, meaning: str) -> None:
+    rows: Sequence[Any] = TABLES["meanings"][meaning]
+    files = {row["name"]: Node(b"", row["mode"], TYPES[row["type"]], row.get("linkName", "")) for row in rows}
+    with pytest.raises(ResultError, match=meaning):
+        check(tmp_path, rows, files)
+
+
 def test_tables_that_cannot_be_read(tmp_path: Path) -> None:
-    for name, value in ((DIGEST, "sha256:0"), ("io.github.containers.zstd-chunked.manifest-checksum", "x")):
-        with pytest.raises(ResultError, match=r"does not contain the table sha256:0|annotation io\.github\.containers"):
-            check(tmp_path, TABLES["rows"], **{name: value})
+    chunked = [f"io.{maker}.zstd-chunked.manifest-checksum" for maker in ("containers", "github.containers")]
+    for name in (DIGEST, *chunked):
+        problem = "does not contain the table x" if name == DIGEST else f"annotation {name} is of a table"
+        with pytest.raises(ResultError, match=problem):
+            check(tmp_path, TABLES["rows"], of_layer={name: "x"})
+    with pytest.raises(ResultError, match="it contains 'Entries'"):
+        check(tmp_path, TABLES["rows"], more={"Entries": []})
+    with pytest.raises(ResultError, match=r"annotation com\.amazon\.soci\.index-digest is of a table"):
+        check(tmp_path, TABLES["rows"], of_image={"com.amazon.soci.index-digest": "sha256:0"})
