@@ -163,8 +163,6 @@ class BuildRun:
     registry."""
     builders: Mapping[str, Sequence[BuilderNode]] = field(default_factory=dict)
     """Maps each builder to its nodes."""
-    apart: bool = False
-    """True: each platform is built on a node of its own."""
     part: str = ""
     """Name of the builder if several builders share the build; the files that describe this part contain the name."""
     about: Mapping[str, Any] = field(default_factory=dict)

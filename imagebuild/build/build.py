@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -86,7 +87,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
             buildx.repository_at(request.cache or "").check_writable()
         sources = buildx.replaced_sources(project, stages, request.sources)
         endpoint = engine.find_engine(os.environ)
-        nodes, apart = examine_builders(request, endpoint, progress)
+        nodes = examine_builders(request, endpoint, progress)
         if not request.builder and endpoint.host.startswith("unix://"):
             for name in sorted({*request.built} - {native_platform()}):
                 private.ensure_emulation(name.removeprefix("linux/"))
@@ -103,10 +104,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
             "revision": revision.current_revision(project.root),
             **revision.origin_of_build(project.root, os.environ),
         }
-        several = any(apart.values())
-        run = BuildRun(
-            request, project, dockerfiles, endpoint, caches=caches, builders=nodes, apart=several, about=about
-        )
+        run = BuildRun(request, project, dockerfiles, endpoint, caches=caches, builders=nodes, about=about)
         check_clocks(nodes, run.epoch)
         refuse_links(run.written)
         with build_inputs(run, provide, progress) as provided:
@@ -114,7 +112,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
             if len(request.builders) > 1:
                 from imagebuild.build.builders import build_on_all
 
-                return build_on_all(run, builds, apart, progress)
+                return build_on_all(run, builds, progress)
             began = time.monotonic()
             built = buildx.run_bake(run, progress)
             results = buildx.export_images(run, *built, time.monotonic() - began, progress)
@@ -125,19 +123,23 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
 
 def examine_builders(
     request: BuildRequest, endpoint: engine.Endpoint, progress: buildx.BuildProgress
-) -> tuple[dict[str, list[BuilderNode]], dict[str, bool]]:
-    """Return the nodes of each builder, and whether they build each platform apart. Print the known faults of BuildKit,
-    and the mirrors that a node does not reach. Raises ConfigError if a node cannot build."""
+) -> dict[str, list[BuilderNode]]:
+    """Return the nodes of each builder. Print the known faults of BuildKit, and the mirrors that a node does not reach.
+    Raises ConfigError if a node cannot build, or if the images of several nodes would be loaded."""
     nodes = {name: nodes_of(name, endpoint) for name in request.builders}
     name_known_faults([node for own in nodes.values() for node in own] or current_nodes(endpoint))
-    apart = {name: uses_several_nodes(replace(request, builders=(name,)), own) for name, own in nodes.items()}
-    nodes = {name: with_clocks(name, own, request.built, endpoint) for name, own in nodes.items()}
     mirrors = settings.load_settings(os.environ).mirrors
     addresses = {*mirrors.downloads.values(), *([mirrors.python_index] if mirrors.python_index else [])}
-    for name, own in nodes.items():
-        for problem in unreached(name, own, addresses, endpoint):
+    for name in request.builders:
+        check_nodes(name, nodes[name], request.built)
+        nodes[name] = with_clocks(name, nodes[name], request.built, endpoint)
+        for problem in unreached(name, nodes[name], addresses, endpoint):
             progress.note(problem)
-    return nodes, apart
+        number = sum(bool(node.builds) for node in nodes[name])
+        if number > 1 and request.output == "load" and not request.stage:
+            problem = f"--builder {name}: {number} nodes build an image of several platforms, which cannot be loaded"
+            raise ConfigError(f"{problem}; use --output DIR or --push, or build one with --platform local")
+    return nodes
 
 
 def name_known_faults(nodes: Iterable[BuilderNode]) -> None:
@@ -145,21 +147,6 @@ def name_known_faults(nodes: Iterable[BuilderNode]) -> None:
     for version in sorted({node.buildkit for node in nodes if not node.buildkit.startswith("v0.0.0")}):
         if faults := shortened(known_bad({"buildkit": version})):
             err.print(f"known faults of BuildKit {version}: {faults}; `imagebuild doctor` names the fixed version")
-
-
-def uses_several_nodes(request: BuildRequest, nodes: Sequence[BuilderNode]) -> bool:
-    """Return whether the builder has several nodes and a target several platforms. Raises ConfigError if a node cannot
-    build, or if the image cannot be loaded."""
-    name = request.builder or ""
-    check_nodes(name, nodes, request.built)
-    several = any(len(bake.platforms_of(target, request.platforms)) > 1 for target in request.targets)
-    apart = len(nodes) > 1 and several
-    if apart and request.output == "load" and not request.stage:
-        problem = (
-            f"--builder {name}: its {len(nodes)} nodes build an image of several platforms, which cannot be loaded"
-        )
-        raise ConfigError(f"{problem}; use --output DIR or --push, or build one with --platform local")
-    return apart
 
 
 def bars_of(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) -> Mapping[str, buildx.TargetBar]:
@@ -182,6 +169,14 @@ def check_request(request: BuildRequest, stages: Collection[str], locked: date |
     if day and not (locked or day) <= day <= today:
         possible = f"from the lock's date, {locked}, to today, {today}" if locked else f"until today, {today}"
         raise ConfigError(f"--rebuild {day}: choose a day {possible}")
+    for name in request.builders:
+        if not re.fullmatch(r"\w[\w.+-]*", name):
+            remedy = (
+                f"make one with `docker buildx create --name NAME --driver remote {name if ':' in name else 'ADDRESS'}`"
+            )
+            raise ConfigError(
+                f"--builder {name!r}: is not the name of a builder; `docker buildx ls` lists them, or {remedy}"
+            )
     if len(request.builders) > len({*request.builders}):
         raise ConfigError(f"--builder {request.builders[-1]}: name each builder once")
     if len(request.builders) > 1 and (request.stage or not request.cache_write):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -139,13 +139,10 @@ class Share:
             self.metadata.update(built)
 
 
-def build_on_all(
-    run: BuildRun, builds: Builds, apart: Mapping[str, bool], progress: BuildProgress
-) -> list[BuildResult]:
+def build_on_all(run: BuildRun, builds: Builds, progress: BuildProgress) -> list[BuildResult]:
     """Build all targets on the builders of the request, and return the results in the order of the targets.
 
-    Nothing is pushed before all images are built. `apart` says for each builder whether its nodes build each platform
-    apart. Raises what `run_bake` raises, with the name of the builder."""
+    Nothing is pushed before all images are built. Raises what `run_bake` raises, with the name of the builder."""
     request, began = run.request, time.monotonic()
     division = division_of(builds, request.folder, len(request.builders))
     place = repository_at(request.cache or "")
@@ -164,7 +161,7 @@ def build_on_all(
         tasks = tuple(task for task in part if not task.stage or task.key in entries.keys() - there)
         targets = tuple(task.target for task in part if not task.stage)
         own = replace(request, builders=(name,), targets=targets)
-        part_run = replace(run, request=own, part=name, apart=apart[name], caches=caches)
+        part_run = replace(run, request=own, part=name, caches=caches)
         shares.append(Share(part_run, tasks, EventStream(name)))
         progress.note(f"builder {name}: {len(targets)} targets, and {len(tasks) - len(targets)} stages for others")
     try:

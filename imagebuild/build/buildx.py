@@ -352,7 +352,7 @@ def run_bake(
             shutil.rmtree(other, ignore_errors=True)
     try:
         write_dockerfiles(run)
-        if run.apart:
+        if len(run.nodes) > 1:
             built = _build_apart(run, progress, stream or EventStream())
         else:
             built = execute_bake(run, bake.bake_file(run), progress, stream=stream)
@@ -433,10 +433,9 @@ def execute_bake(
                 stopped = f"the engine at {run.engine.host} stopped during the build ({flaw}); start the engine again"
                 failure = f"{stopped}\n{failure}"
             if re.search("no space left on device", failure, re.IGNORECASE):
-                builder, machines = run.request.builder, [str(node) for node in run.nodes]
+                builder = run.request.builder
                 prune = f"docker buildx prune --builder {builder}" if builder else "docker buildx prune"
-                place = f"a node of the builder {builder}" if builder else f"the engine at {run.engine.host}"
-                where = " or ".join(machines) or place
+                where = " or ".join(map(str, run.nodes)) or f"the engine at {run.engine.host}"
                 failure = f"the disk of {where} is probably full; `{prune}` removes all cached steps\n{failure}"
             raise CommandError(failure)
         return stream, json.loads(metadata_file.read_text()) if metadata_file.exists() else {}

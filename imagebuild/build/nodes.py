@@ -24,6 +24,14 @@ BUILDKIT_MIN = (0, 13)
 BUILDX = {"BUILDX_NO_DEFAULT_ATTESTATIONS": "1", "BUILDX_GIT_INFO": "0", "BUILDX_GIT_LABELS": "0"}
 """Variables of buildx: an image index contains no attestations, and buildx does not run git in the build context or the
 project, where a repository's configuration could name programs."""
+REMEDIES = {  # a node also says "expired" if the certificate is not yet valid
+    "(?i)certificate .*(expired|not yet)|expired cert": "set the clock of the node or this machine, renew certificates",
+    "(?i)tls|is missing": "make the builder again with the right cacert, cert and key in `--driver-opt`",
+    "": "start it",
+}
+"""Maps patterns of reasons why a node does not answer to what to do."""
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""The beginning of a connection without TLS, which BuildKit answers."""
 INSPECT_S, CONNECT_S = 60, 5
 """Times in seconds for all nodes to answer, and for a node to accept a connection."""
 
@@ -66,9 +74,7 @@ class BuilderNode:
     def problem(self) -> str | None:
         """Return why the node cannot build; None if it can."""
         if why := self.silence:
-            # The node also says "expired" if the certificate is not yet valid.
-            dated = re.search("certificate .*(expired|not yet valid)", why)
-            remedy = "set the clock of the node or of this machine, renew the certificate" if dated else "start it"
+            remedy = next(remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, why))
             return f"does not answer ({why}); {remedy}, or remove it from the builder"
         match = re.match(r"v?(\d+)\.(\d+)", self.buildkit)
         if match and BUILDKIT_MIN > (int(match[1]), int(match[2])) > (0, 0):  # builds of a distribution say 0.0.0
@@ -79,9 +85,9 @@ class BuilderNode:
 def connection_flaw(endpoint: str, options: Mapping[str, str]) -> str:
     """Return why no connection to a node with an address such as `tcp://host:port` is possible; buildx does not say it.
     Return an empty text if the connection works, or if the node has no such address."""
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     if not endpoint.startswith("tcp://"):
         return ""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     host = host.strip("[]")
     try:
         with socket.create_connection((host, int(port)), CONNECT_S) as plain:
@@ -93,13 +99,20 @@ def connection_flaw(endpoint: str, options: Mapping[str, str]) -> str:
                     context.load_cert_chain(options["cert"], options.get("key"))
                 with context.wrap_socket(plain, server_hostname=options.get("servername", host)) as secure:
                     secure.recv(1)  # with TLS 1.3, a node refuses the client's certificate only after the handshake
+            else:
+                plain.sendall(HTTP2)
+                if plain.recv(1) != b"\0":
+                    raise ConnectionResetError
     except ssl.SSLCertVerificationError as error:
         return f"TLS, certificate of the node: {error.verify_message}"
     except ssl.SSLError as error:
         return f"TLS: {(error.reason or str(error)).replace('_', ' ').lower()}"
+    except ConnectionResetError:
+        return "it needs TLS, or is not BuildKit"
     except (OSError, ValueError) as error:
         files = [options[name] for name in ("cacert", "cert", "key") if not Path(options.get(name, "/")).exists()]
-        return f"{files[0]} is missing" if files else getattr(error, "strerror", None) or str(error)
+        reason = getattr(error, "strerror", None) or str(error).rpartition("_ssl.c:")[2].lstrip("0123456789: ")
+        return f"{files[0]} is missing" if files else reason
     return ""
 
 
@@ -181,12 +194,17 @@ def probe(
 def with_clocks(
     builder: str, nodes: Sequence[BuilderNode], platforms: Sequence[str], engine: Endpoint
 ) -> list[BuilderNode]:
-    """Return all nodes, with the platforms that they build, and with their clocks."""
+    """Return all nodes, with the platforms that they build, and with their clocks. Raises CommandError if a platform
+    cannot be built."""
     found = {node.name: node for node in nodes}
     for platform in platforms:
-        with suppress(CommandError):  # the build ends with the same error, and explains it
+        try:
             name, ahead = probe(builder, platform, engine)
-            found[name] = replace(found[name], ahead=ahead, builds=(*found[name].builds, platform))
+        except CommandError as error:
+            prune = f"if a disk is full, `docker buildx prune --builder {builder}` removes all cached steps"
+            raise CommandError(f"--builder {builder}: builds nothing for {platform}: {error}; {prune}") from None
+        node = found.get(name, nodes[0])
+        found[node.name] = replace(node, ahead=ahead, builds=(*node.builds, platform))
     return [*found.values()]
 
 

@@ -112,13 +112,13 @@ class Farm:
         return self.nodes[-1]
 
     def builder(self, *nodes: Node, wait: bool = True) -> str:
-        """Create a builder of these nodes, wait until all run, and return its name."""
+        """Create a builder of these nodes, the second for arm64, wait until all run, and return its name."""
         name = f"imagebuild-test-{uuid4().hex[:8]}"
         self.builders.append(name)
         tls = ",".join(f"{key}={self.file(file)}" for key, file in
                        {"cacert": "ca.pem", "cert": "client.pem", "key": "client.key"}.items())  # fmt: skip
         for number, node in enumerate(nodes):
-            more = ("--append",) if number else ()
+            more = ("--append", "--platform", "linux/arm64") if number else ()
             create = ("docker", "buildx", "create", *more, "--name", name, "--driver", "remote", "--driver-opt", tls)
             ran(*create, f"tcp://{node.address}", env=self.environ, check=True)
         deadline = time.monotonic() + 60

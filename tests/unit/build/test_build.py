@@ -27,6 +27,14 @@ def test_a_rebuild_is_of_a_day_from_the_lock_s_date_to_today(project: Project) -
     check_request(BuildRequest((), rebuilt=project.lock.date), {}, project.lock.date)
 
 
+@pytest.mark.parametrize("name", ["", " ", "a,b", "tcp://192.0.2.1:1234", "../x", "-x"])
+def test_a_builder_has_a_name(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"--builder '{name}': is not the name of a builder; `docker buildx ls` lists"
+    ):
+        check_request(BuildRequest((), builders=(name,)), {}, None)
+
+
 @pytest.mark.parametrize(("version", "named"), [("v0.31.1", True), ("v0.99.0", False), ("v0.0.0+unknown", False)])
 def test_known_faults_of_buildkit_are_named(version: str, named: bool, capsys: pytest.CaptureFixture[str]) -> None:
     text = f"Name: default\nNodes:\nName: default\nStatus: running\nBuildKit version: {version}\n"

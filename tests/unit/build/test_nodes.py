@@ -45,7 +45,6 @@ def test_a_builder_that_does_not_exist() -> None:
     ("unix:///nowhere", {}, ""),
     ("tcp://[::1]:9", {}, "Connection refused"),
     ("tcp://127.0.0.1:many", {}, "invalid literal for int() with base 10: 'many'"),
-    ("tcp://127.0.0.1:PORT", {}, ""),
     ("tcp://127.0.0.1:PORT", {"cacert": "/nowhere/ca.pem"}, "/nowhere/ca.pem is missing"),
     ("tcp://127.0.0.1:PORT", {"cacert": __file__}, "TLS: no certificate or crl found"),
 ])  # fmt: skip
