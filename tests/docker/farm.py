@@ -79,14 +79,8 @@ class Farm:
         root = root or self.folder / uuid4().hex[:8]
         address = f"{'127.0.0.1' if days is None else self.network + '.2'}:{free_port()}"
         root.mkdir(exist_ok=True)
-        tls = (
-            "--tlscacert",
-            self.file("ca.pem"),
-            "--tlscert",
-            self.file("node.pem"),
-            "--tlskey",
-            self.file("node.key"),
-        )
+        own = {"cacert": "ca.pem", "cert": "node.pem", "key": "node.key"}
+        tls = [f"--tls{option}={self.file(name)}" for option, name in own.items()]
         argv = [
             self.buildkit / "buildkitd", "--addr", f"tcp://{address}", "--root", root / "state", *tls, *COMMON,
             "--otel-socket-path", root / "otel.sock", *options,
