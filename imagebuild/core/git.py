@@ -26,6 +26,11 @@ ENVIRONMENT = {
     "GIT_ALLOW_PROTOCOL": "", "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0",
     "GIT_NO_REPLACE_OBJECTS": "1",  # a reference in refs/replace would put other files behind a commit
 }  # fmt: skip
+ONLY_OWN = {
+    "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.attributesFile", "GIT_CONFIG_VALUE_0": "/dev/null",
+}  # fmt: skip
+"""Variables that leave out settings of the user and the machine. `core.autocrlf` would change the files of a commit."""
 MOST_BYTES = 1 << 20
 """Maximum size in bytes of a file of a repository that imagebuild itself reads."""
 
@@ -76,7 +81,7 @@ def opened(top: Path, run: RunProgram = run_program, within: Path | None = None)
         for place in (*shared, own / "index", *own.glob("sharedindex.*")):
             if place.exists():
                 (view / place.name).symlink_to(place.resolve())
-        there = {**ENVIRONMENT, "GIT_DIR": name, "GIT_WORK_TREE": str(top.resolve())}
+        there = {**ENVIRONMENT, "GIT_DIR": name, "GIT_WORK_TREE": str(top.resolve()), **(ONLY_OWN if within else {})}
 
         def git(*words: str, folder: Path = top, env: Mapping[str, str] | None = None) -> str:
             return run("git", "-C", str(folder), *OPTIONS, *words, env={**there, **(env or {})})
@@ -88,12 +93,11 @@ def check_out(top: Path, commit: str, folder: Path, run: RunProgram = run_progra
     """Write the files of a commit, and of its submodules, to a folder. The repository itself is not changed.
     With `within`, all objects are verified, and a submodule that the repository lacks is an error."""
     folder.mkdir(parents=True, exist_ok=True)
-    with opened(top, run, within) as git:
+    with opened(top, run, within) as git, TemporaryDirectory(prefix="imagebuild-") as scratch:
         if within:
             git("fsck", "--full", "--no-dangling", "--no-progress")
-        index = folder / ".index"
-        git("checkout", "--quiet", commit, "--", ".", env={"GIT_WORK_TREE": str(folder), "GIT_INDEX_FILE": str(index)})
-        index.unlink(missing_ok=True)
+        places = {"GIT_WORK_TREE": str(folder), "GIT_INDEX_FILE": f"{scratch}/index"}
+        git("checkout", "--quiet", commit, "--", ".", env=places)
         entries = git("ls-tree", "-r", "-z", "--full-tree", commit).split("\0")
     for mode, _, revision, path in (entry.split(maxsplit=3) for entry in entries if entry):
         if mode == "160000" and (within or os.path.lexists(top / path / ".git")):

@@ -51,9 +51,9 @@ VERSION_LINE = re.compile(r"^([A-Za-z][\w.+-]*?)(?:-[0-9a-f]{7,40})?\s+v?(\d[\w.
 """Matches a line of the file VERSION in an archive: the name of a library, sometimes with a commit, and its version."""
 PC_VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
 LICENSE = re.compile("licen[sc]e|copying|eula", re.IGNORECASE)
-BUILT_IN = re.compile(rb"\w+://\S*|(/[\w./+-]*/hpcx-(?:v\d|gcc)[\w.+-]*)")
+BUILT_IN = re.compile(rb"\b\w+://\S*|(?<![\w./+-])[\w.+-]*(/[\w./+-]*/hpcx-(?:v\d|gcc)[\w.+-]*)")
 """Matches paths of folders on the machine where HPC-X was built. The pattern also matches whole URLs, but without a
-group, so that paths inside URLs are skipped."""
+group, so that paths inside URLs are skipped. A match starts where a word starts: a long word would take hours."""
 OTHER = "choose another version of the component"
 REMEDY = "choose another version, or adapt `unpacked` in component.yaml to this archive"
 """Remedy in messages about an archive that differs from `unpacked`, the description of its content in

@@ -56,6 +56,23 @@ def test_no_trick_of_a_repository_runs_a_program(tmp_path: Path, trick: str, scr
     assert not marker.exists(), "imagebuild ran a program of the repository"
 
 
+def test_only_the_commit_determines_the_files_of_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    top, home = repository(tmp_path / "top"), tmp_path / "home"
+    files = {".index": "1\n", ".index.lock": "2\n", "a.txt": "1\n", "b.txt": "$Id$\n", "matrix.yaml": "1\n"}
+    for name, text in (files | {".gitattributes": "a.txt filter=own\n"}).items():
+        (top / name).write_text(text)
+    git(top, "add", ".")
+    git(top, "commit", "--quiet", "-m", "two")
+    (home / ".config/git").mkdir(parents=True)
+    (home / ".config/git/attributes").write_text("* ident eol=crlf text\n")
+    (home / ".gitconfig").write_text('[core]\n\tautocrlf = true\n[filter "own"]\n\tsmudge = tr 1 2\n')
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL"):
+        monkeypatch.delenv(name, raising=False)
+    copy_commit(top, ran("git", "-C", str(top), "rev-parse", "HEAD").stdout.strip(), tmp_path / "made")
+    assert {name: (tmp_path / "made" / name).read_bytes().decode() for name in files} == files
+
+
 def test_the_tricks_work_on_git_itself(tmp_path: Path) -> None:
     """A marker that nothing creates would prove nothing."""
     top, marker = repository(tmp_path / "top"), tmp_path / "ran"
