@@ -296,11 +296,19 @@ def platforms_of(target: Target, wanted: Sequence[str]) -> tuple[Platform, ...]:
 
 
 def check_platforms(targets: Sequence[Target], wanted: Sequence[str]) -> None:
-    """Raise ConfigError if a target is for none of the wanted platforms."""
+    """Raise ConfigError if a target is for none of the wanted platforms, or a wanted platform is for no target."""
     for target in targets:
         if not platforms_of(target, wanted):
             names = ", ".join(target.platforms)
             raise ConfigError(f"{target.id}: the target is not for {', '.join(wanted)}; choose from {names}")
+    check_each_used(targets, wanted)
+
+
+def check_each_used(targets: Sequence[Target], wanted: Sequence[str]) -> None:
+    """Raise ConfigError if a wanted platform is for no target."""
+    for platform in wanted:
+        if not any(platform in target.platforms for target in targets):
+            raise ConfigError(f"--platform {platform}: no selected target is for this platform; remove it")
 
 
 def replaced_contexts(replaced: Mapping[str, str]) -> dict[str, str]:

@@ -673,7 +673,7 @@ def name_lost_caches(name: str, caches: Mapping[str, Sequence[bake.CacheEntry]],
     entries = [entry for own in caches.values() for entry in own]
     try:
         if not entries:
-            progress.note(f"--cache {name}: the selected targets compile nothing, so they have no caches")
+            progress.note(f"--cache {name}: no stage has a cache; write `compiles: true` into components")
         else:
             repository_at(name).digest(entries[0].tag)
     except CommandError as error:

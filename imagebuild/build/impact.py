@@ -215,10 +215,8 @@ def _equal_groups(builds: Iterable[Build], max_jobs: int) -> dict[Platform, list
 
 def print_matrix(state: ProjectState, targets: Sequence[Target], max_jobs: int) -> None:
     """Print the job matrix of `targets`, which belong to `state`, as one line of JSON.
-    Raises ConfigError if no target of `state` is for one of the state's platforms."""
-    if not any(bake.platforms_of(target, state.platforms) for target in state.targets):
-        wanted = " ".join(state.platforms)
-        raise ConfigError(f"--platform {wanted}: no selected target is for this platform; remove the option")
+    Raises ConfigError if one of the state's platforms is for no target of `state`."""
+    bake.check_each_used(state.targets, state.platforms)
     # Publishing a target needs all its platforms, even if only one of them changed.
     pairs = [(t.id, platform) for t in targets for platform in bake.platforms_of(t, state.platforms)]
     matrix = job_matrix(pairs, max_jobs, replace(state, targets=targets).builds)

@@ -218,16 +218,16 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
 
     kind, got = detail["type"], detail.get("input")
     if kind == "extra_forbidden":
+        words = foreign("keys") if model.__name__ == "Matrix" else {}
+        instead = words.get(re.sub("[-_]", "", str(loc[-1])), "")
         places = places_of_keys(model)
-        if found := [place for place, keys in places.items() if loc[-1] in keys]:
+        if not instead and (found := [place for place, keys in places.items() if loc[-1] in keys]):
             place = f"below `{found[0]}`" if found[0] else "at the top level of the file"
             return f"unknown key here; it belongs {place}"
         # A list of one entry may be written as this entry.
         above = (loc[:-1], (*loc[:-1], 0))
         here = {key for place, keys in places.items() if any(_fits(each, place) for each in above) for key in keys}
-        remedy = suggestion(str(loc[-1]), here)[2:] or "remove it, or correct its name"
-        words = foreign("keys") if model.__name__ == "Matrix" else {}
-        return f"unknown key; {words.get(re.sub('[-_]', '', str(loc[-1])), remedy)}"
+        return f"unknown key; {instead or suggestion(str(loc[-1]), here)[2:] or 'remove it, or correct its name'}"
     if kind == "missing":
         return f"is missing; add `{loc[-1]}: …`"
     # A whole file that is one text is not shown, because a link may lead to a file with passwords.

@@ -544,7 +544,7 @@ def check_tags(project: Project, targets: Collection[Target], mistakes: Mistakes
     for target, alias in ((t, alias) for t in targets for alias in t.aliases if alias in owners):
         where = project.matrix.at("images", target.image, "aliases")
         problem = f"alias {alias} of {target.id} would move a tag of {owners[alias]}"
-        mistakes.add(where, f"{problem}; choose another alias")
+        mistakes.add(where, f"{problem}; choose another tag or alias")
 
 
 def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes) -> None:

@@ -124,7 +124,10 @@ class Renderer:
         line, problem = first_mistake(text)
         if problem:
             source = read_inside(self.project.folders, path)
-            number = source.count("\n", 0, max(0, source.rfind(line))) + 1
+            place = source.rfind(line)
+            if place < 0 and (place := source.find("file(")) >= 0:  # the template inserts the line
+                problem += "; `file(…)` inserts the text of a file: put it into a heredoc"
+            number = source.count("\n", 0, max(0, place)) + 1
             raise ConfigError(f"{path}:{number}: {problem}")
         if not re.search(rf"^(?i:FROM) .* (?i:AS) {name}$", text, re.MULTILINE):
             raise ConfigError(f"{path}:1: has no stage {name}; write `FROM … AS {name}`")

@@ -74,7 +74,11 @@ ROWS = [
     *data("proposals"),
     *({"run": word, "status": 2, "ends": remedy} for word, remedy in FOREIGN["commands"].items()),
     *({"run": f"build {option}", "status": 2, "ends": remedy} for option, remedy in FOREIGN["options"].items()),
-    *({"run": f"job slurm {option} x", "status": 2, "ends": remedy} for option, remedy in FOREIGN["job"].items()),
+    *(
+        {"run": f"{command} {option} x", "status": 2, "ends": remedy}
+        for command in ("job slurm", "plan", "publish", "render", "ci-matrix")
+        for option, remedy in FOREIGN[command.partition(" ")[0]].items()
+    ),
     *(
         {"run": f"job slurm --profile h100 --param {name}=1", "status": 2, "ends": use}
         for name, use in DATA["other_parameters"].items()
