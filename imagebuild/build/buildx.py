@@ -313,7 +313,7 @@ def replaced_sources(project: Project, stages: Container[str], given: Sequence[s
 
     `given` are texts such as `ucx=/src/ucx`. The name before `=` is a component, the name of the component's pin in the
     lock, or a requirement that the component provides: `nccl` can mean `nccl-git`. Raises ConfigError if a folder is
-    empty or missing, or if a name does not stand for exactly one source in git."""
+    empty or missing, if a name does not stand for exactly one source in git, or if a repository is of this machine."""
     models = {name: component.model for name, component in project.components.items()}
     names = {name: {name, model.pin, *model.provides} for name, model in models.items() if model.git}
     replaced = {}
@@ -333,6 +333,10 @@ def replaced_sources(project: Project, stages: Container[str], given: Sequence[s
             )
             raise ConfigError(f"--source {text}: {problem}")
         replaced[f"{used[0]}-source"] = str(path)
+    for name, model in models.items():
+        if str(model.git).startswith("file:") and (stage := f"{name}-source") in stages and stage not in replaced:
+            problem = f"BuildKit cannot read a repository of this machine ({model.git})"
+            raise ConfigError(f"component {name}: {problem}; add --source {name}=FOLDER, a checkout of this version")
     return replaced
 
 

@@ -37,7 +37,7 @@ from imagebuild.project.project import Changes, Project
 from imagebuild.project.records import BuildResult
 from imagebuild.render.renderer import Renderer
 from tests import layouts
-from tests.conftest import data
+from tests.conftest import TOOL, Files, data
 from tests.registry_fake import FakeRegistry
 
 CASES = data("cases/build/buildx")
@@ -171,6 +171,15 @@ def test_wrong_sources(project: Project, tmp_path: Path, given: str, message: st
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=message):
         replaced_sources(project, {"ucx-source"}, [given.format(tmp_path)])
+
+
+def test_a_repository_of_this_machine_needs_a_folder(tiny: Files, tmp_path: Path) -> None:
+    tiny.component("tool", re.sub("git: .*", "git: file:///src/tool", TOOL))
+    (tmp_path / "x").touch()
+    assert replaced_sources(tiny.load(), {"tool-source"}, [f"tool={tmp_path}"])
+    assert not replaced_sources(tiny.load(), {"other"}, [])
+    with pytest.raises(ConfigError, match=r"component tool: .*\(file:///src/tool\); add --source tool=FOLDER"):
+        replaced_sources(tiny.load(), {"tool-source"}, [])
 
 
 def test_a_source_is_named_by_its_component_its_pin_or_what_it_provides(project: Project, tmp_path: Path) -> None:
