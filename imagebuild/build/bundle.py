@@ -116,14 +116,15 @@ class Bundle:
         return ""
 
     def find_damage(self) -> list[str]:
-        """Return a message for each file that is missing or has changed since the bundle was made."""
-        damage = []
-        for line in (self.folder / SUMS).read_text(encoding="utf-8").splitlines():
+        """Return a message for each file that is missing, was added or has changed since the bundle was made."""
+        damage, added = [], {*_files(self.folder)} - {self.folder / SUMS}
+        for line in (self.folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines():
             sha256, _, name = line.partition("  ")
             path = self.folder / name
+            added.discard(path)
             if not path.is_file() or file_sha256(path) != sha256:
                 damage.append(f"{path}: {'has changed' if path.exists() else 'is missing'}; make the bundle again")
-        return damage
+        return damage + [f"{path}: is not in {SUMS}; make the bundle again" for path in sorted(added)]
 
 
 def new_bundle_folder(folder: Path) -> Path:
@@ -179,9 +180,12 @@ def record_bundle(folder: Path, run: BuildRun, note: Callable[[str], None]) -> I
 def finish_bundle(folder: Path, manifest: BundleManifest) -> None:
     """Complete a bundle: write its manifest, and then the hashes of all files."""
     write_text(folder / MANIFEST, manifest.model_dump_json(indent=1, by_alias=True) + "\n")
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    sums = [f"{file_sha256(path)}  {path.relative_to(folder)}\n" for path in files]
+    sums = [f"{file_sha256(path)}  {path.relative_to(folder)}\n" for path in _files(folder)]
     write_text(folder / SUMS, "".join(sums))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
 
 
 def fetch_wheels(

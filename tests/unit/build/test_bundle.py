@@ -44,8 +44,10 @@ def test_what_a_bundle_serves_and_how_damage_is_found(tmp_path: Path) -> None:
     )
     (tmp_path / "files/a").write_text("another")
     (tmp_path / "gone").unlink()
+    (tmp_path / "more").write_text("")
     assert bundle.find_damage() == [
-        f"{tmp_path}/{name}; make the bundle again" for name in ("files/a: has changed", "gone: is missing")
+        f"{tmp_path}/{name}; make the bundle again"
+        for name in ("files/a: has changed", "gone: is missing", "more: is not in SHA256SUMS")
     ]
 
 
