@@ -67,8 +67,6 @@ def test_only_the_commit_determines_the_files_of_a_copy(tmp_path: Path, monkeypa
     (home / ".config/git/attributes").write_text("* ident eol=crlf text\n")
     (home / ".gitconfig").write_text('[core]\n\tautocrlf = true\n[filter "own"]\n\tsmudge = tr 1 2\n')
     monkeypatch.setenv("HOME", str(home))
-    for name in ("XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL"):
-        monkeypatch.delenv(name, raising=False)
     copy_commit(top, ran("git", "-C", str(top), "rev-parse", "HEAD").stdout.strip(), tmp_path / "made")
     assert {name: (tmp_path / "made" / name).read_bytes().decode() for name in files} == files
 
