@@ -175,7 +175,7 @@ def still_valid(earlier: VerifyResult, now: ResultFolder) -> dict[str, CheckResu
         and not (now.revision or "-dirty").endswith("-dirty")
         and (earlier.digest, earlier.revision, earlier.version) == (now.image.digest, now.revision, __version__)
         and earlier.surroundings == now.surroundings
-        and not {*earlier.options, *now.options} - {REUSE}
+        and all(option.startswith((REUSE, "--only ")) for option in (*earlier.options, *now.options))
     )
     latest, found = datetime.now(UTC), dict[str, CheckResult]()
     for result in earlier.checks if same else ():
