@@ -145,6 +145,9 @@ def unpack(archive: Path, folder: Path, needs: Iterable[str] = (), contents: Con
                     raise TarError(f"is larger than {LARGEST_TREE >> 30} GiB after decompression")
                 if member.kind != "global" and (path := member_path(member.name)):
                     _unpack_member(packed, member, root, root / path)
+        for link in [place for place in root.rglob("*") if place.is_symlink()]:
+            if not Path(os.path.realpath(link)).is_relative_to(root):  # through a link that came later
+                link.unlink()
     except UNREADABLE as error:
         raise ResultError(f"expected a tar archive, but it cannot be unpacked: {error}; {OTHER}") from None
     folders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())

@@ -137,6 +137,8 @@ def read_attestation(place: Repository, item: Descriptor, subject: str) -> Attes
         size = sum(layer.size for layer in layers)
         if named != subject:
             raise ResultError(f"refers to another image: {named}")
+        if "application/vnd.amazon.soci." in f"{item.artifact_type} {manifest.as_referrer.artifact_type}":
+            raise ResultError("is a table that soci-snapshotter believes instead of the layers; delete it")
         if kind not in KINDS:
             return Attestation(kind, item.digest, size=size)
         stored = place.blob(layers[0].digest)

@@ -17,7 +17,7 @@ from imagebuild.project.project import Project
 from imagebuild.render import image
 from imagebuild.render.recipe import BuildStage, Recipe
 from imagebuild.render.resolve import SharedParts, gpu_capabilities, resolve_recipe
-from imagebuild.render.stages import Dockerfile, check_appended, first_mistake
+from imagebuild.render.stages import Dockerfile, check_appended, check_stages, first_mistake
 from imagebuild.render.templates import Templates
 
 MAY_CHANGE_FOLDERS = re.compile(
@@ -89,6 +89,7 @@ class Renderer:
             env=image.image_environment(recipe, self.project.matrix), cmd=json.dumps(recipe.image.cmd),
             append=recipe.image.append.strip(),
         )  # fmt: skip
+        check_stages(text, f"{self.project.template('Dockerfile.j2')}:1")
         return Dockerfile(text)
 
     def key(self, target: Target) -> str:

@@ -23,6 +23,8 @@ CONTEXT = re.compile(
     r"(COPY|ADD) (?!.*(--from=|<<|://|git@))|RUN (--\S+ +)*--mount=(?!\S*(from=|type=(?!bind)))", re.IGNORECASE
 )
 """Instructions that read the build context."""
+UNCLEAR = re.compile(r"""["'\\\x1c-\x1f]|\b(?!from=)(?i:from)=|\bfrom=\S*\bfrom=|\bfrom=\d+(?=[,\s]|$)""")
+"""Flags that BuildKit reads differently from `SOURCE`: keys would not cover the stage that they name."""
 INSTEAD_OF_FROM = "remove it; choose a base with --base-image, and compile in a component (docs/tutorial.md, section 5)"
 HEREDOC = re.compile(r"""(?:^|(?<=\s))\d*<<(-?)(["']?)([^\s<"']+)\2(?=\s|$)""")
 
@@ -100,10 +102,13 @@ def first_mistake(text: str) -> tuple[str, str]:
     for word, rest, _ in (instruction for block in blocks for instruction in block.instructions):
         line = rest.partition("\n")[0]
         if word not in INSTRUCTIONS:
-            return line, f"unknown instruction {word!r}{suggestion(word, [*INSTRUCTIONS])}"
+            blank = "; begin its line with it, without a blank" if word == "FROM" else ""
+            return line, f"unknown instruction {word!r}{blank or suggestion(word, [*INSTRUCTIONS])}"
         if CONTEXT.match(f"{word} {line}"):
             problem = "there is no build context; write the content as a heredoc, or name a stage with from="
             return line, f"{word} {line}: {problem}"
+        if word in STEPS and UNCLEAR.search(re.findall(r"(?:--[\S\x1c-\x1f]+\s*)*", line)[0]):
+            return line, f"{word} {line}: write options without quotes and backslashes, and one from=NAME"
         # BuildKit sees no heredoc in a quoted text or in CMD. Then, it must refuse the line that would end the heredoc.
         for _, _, end in HEREDOC.findall(line):
             if not re.fullmatch(r"[A-Za-z_][\w.-]*", end) or end.upper() in CONFIGURATION:
@@ -115,10 +120,23 @@ def first_mistake(text: str) -> tuple[str, str]:
     return "", ""
 
 
+def check_stages(text: str, where: str) -> None:
+    """Raise ConfigError for a Dockerfile that BuildKit may read otherwise than `stages_of`: the first line is a parser
+    directive, two stages have one name, or a stage uses a later one. `where` is its template and line."""
+    if re.match(r"\ufeff?\s*(#!|(#|//)\s*\w+\s*=|\{)", text):
+        raise ConfigError(f"{where}: the first line is a parser directive, such as syntax=; begin with another comment")
+    names = [block.name for block in _blocks(text)]
+    for number, block in enumerate(_blocks(text)):
+        if block.name and block.name in names[:number]:
+            raise ConfigError(f"{where}: two stages are named {block.name}; rename one")
+        if later := {*names[number:]}.intersection(block.sources):
+            raise ConfigError(f"{where}: {block.name} uses the later stage {min(later)}; add it to `build-requires`")
+
+
 def check_appended(text: str, where: str) -> None:
     """Raise ConfigError for instructions that cannot be appended to a Dockerfile. `where` is their file and line."""
     blocks = _blocks(f"FROM scratch\n{text}")
-    if len(blocks) > 1 or blocks[0].start != "scratch":
+    if len(blocks) > 1 or "FROM" in [word for word, *_ in blocks[0].instructions]:
         raise ConfigError(f"{where}: FROM would begin another image; {INSTEAD_OF_FROM}")
     if problem := first_mistake(f"FROM scratch\n{text}")[1]:
         raise ConfigError(f"{where}: {problem}")
@@ -163,7 +181,7 @@ def _block(text: str) -> _Block:
                 instruction += f"\n{more}"
                 if whole := (more.lstrip("\t") if dash else more) == end:
                     break
-        if match := FROM.match(head):
+        if not start and (match := FROM.match(head)):
             platform, start, name = match.groups("")
         else:
             word, *rest = instruction.split(maxsplit=1)

@@ -342,6 +342,15 @@ def test_add_refuses_what_is_not_about_the_image(
         add_attachment(published.reference, published.registry, "sbom", b"{}", file=Path("f"))
 
 
+def test_no_table_may_replace_the_layers(published: Published) -> None:
+    """soci-snapshotter takes names, modes and places of files from any table that refers to the image."""
+    published.attach_all()
+    table = Attachment("soci", "application/vnd.amazon.soci.index.v1+json", b"{}", {"in-toto.io/predicate-type": "x"})
+    published.place.attach(published.platforms[ARM64], table)
+    (wrong,) = published.wrong()
+    assert (wrong.subject, wrong.outcome, "soci-snapshotter" in wrong.detail) == (ARM64, "broken", True)
+
+
 # Commands
 
 
