@@ -233,11 +233,10 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
     # A whole file that is one text is not shown, because a link may lead to a file with passwords.
     is_scalar = isinstance(got, str | int | float) and bool(loc)
     shown = redacted_text(repr(got))[:200] if is_scalar else KINDS.get(type(got), "nothing")
+    shown += "".join(text for key, text in foreign("values-of").items() if re.match(key, f"{dotted_key(loc)}={got}"))
     if kind == "value_error":
         problem = detail["msg"].removeprefix("Value error, ")
         ending = f", not {shown}" if problem.startswith("must be ") else f" (got {shown})"
-        if loc[-1:] == ("from",) and "/" in str(got):
-            ending += "; an image of a registry is a base: see `bases` in the documentation, or use --base-image"
         return f"{problem}{ending}" if is_scalar else problem
     message = detail["msg"]
     problem = message.partition(", ")[0] if " valid " in message else message

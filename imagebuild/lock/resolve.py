@@ -127,7 +127,7 @@ def keys_of(project: Project, names: Iterable[str], sources: Iterable[OwnedSourc
     for name, keys in found.items():
         if not keys:
             near = suggestion(name, {other for other in known if ("/" in other) == ("/" in name)})
-            raise ConfigError(f"{name}: is not a component, pin, base, image or URL of a source{near}")
+            raise ConfigError(f"{name}: no source belongs to this component, pin, base, image or URL{near}")
     return frozenset(chain.from_iterable(found.values()))
 
 

@@ -109,8 +109,9 @@ class Templates:
 
     def _file(self, component: str, name: str) -> dict[str, str]:
         """Return the text of a file of a component. `OTHER/file` names a file of the component OTHER."""
-        owner, _, file = name.rpartition("/")
-        path = self.project.folder(owner or component) / "files" / file
+        owner, _, file = name.partition("/")
+        is_other = file and owner in self.project.components
+        path = self.project.folder(owner if is_other else component) / "files" / (file if is_other else name)
         if not os.path.lexists(path):
             return {"problem": f"{path} cannot be read: No such file or directory"}
         text = read_inside(self.project.folders, path).rstrip("\n")

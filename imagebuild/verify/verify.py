@@ -237,7 +237,7 @@ def components_to_check(
     if unknown := ", ".join(name for name in image.components if name not in project.components):
         raise ConfigError(
             f"{unknown}: the image has this component, but the project does not; "
-            "run the command in the project that built the image"
+            "run the command in the project that built the image, or list its contents with `imagebuild sbom`"
         )
     if image.components:
         return image.components
