@@ -232,12 +232,14 @@ def components_to_check(
     """Return the components whose checks run, each with its version in the image.
 
     If the image's labels name no components, return none, or, if the request chooses checks, all components of the
-    project, without versions. Raises ConfigError if the labels are not known and the request chooses no checks, or if
-    the project lacks a component of the image."""
+    project, without versions. None are needed for checks of the image's files alone. Raises ConfigError if the labels
+    are not known and the request chooses no checks, or if the project lacks a component of the image."""
+    if request.checks and all(re.match(f"{IMAGE}(/|$)", pattern) for pattern in request.checks):
+        return {}
     if unknown := ", ".join(name for name in image.components if name not in project.components):
         raise ConfigError(
             f"{unknown}: the image has this component, but the project does not; "
-            "run the command in the project that built the image, or list its contents with `imagebuild sbom`"
+            "run the command in the project that built the image, or check only its files with `--only image`"
         )
     if image.components:
         return image.components

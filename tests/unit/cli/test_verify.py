@@ -41,6 +41,8 @@ def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
 def test_a_component_that_is_not_known_here(call: Call) -> None:
     status, _, err = call("foreign", "--runner", "exec:env")
     assert (status, "gone: the image has this component, but the project does not" in err) == (2, True)
+    status, out, err = call("foreign", "--only", "image/readable")
+    assert (status, "1 passed, 0 failed" in out) == (0, True), err
 
 
 @pytest.mark.parametrize(("arguments", "listed"), CASES["the-list-says-what-checks-need"])
