@@ -78,7 +78,10 @@ def first_builder(tiny: Files, downloads: Server, tmp_path: Path, monkeypatch: p
     events = ({"vertexes": [step]}, {"logs": [printed]}, {"vertexes": [ended]})
     tiny.write("bin/events", "".join(f"{json.dumps(event)}\n" for event in events))
     node = r"\nNodes:\nName: mine0\nStatus: running\nPlatforms: linux/amd64, linux/arm64\n"
-    answers = f"bake) cat {tmp_path}/bin/events; exit 1 ;; inspect) printf '{node}' ;; *) exit 1 ;;"
+    probe = (
+        "for word; do case $word in *,dest=*) mkdir -p ${word#*dest=}/clock ;; *.json) echo {} > $word ;; esac; done"
+    )
+    answers = f"bake) cat {tmp_path}/bin/events; exit 1 ;; inspect) printf '{node}' ;; build) {probe} ;; *) exit 1 ;;"
     tiny.write("bin/docker", f"#!/bin/sh\ncase $2 in {answers} esac\n")
     (tmp_path / "bin/docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
