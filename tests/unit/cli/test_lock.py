@@ -105,7 +105,7 @@ def test_lock_from_nothing_check_and_changes(
     assert {**locked(files), "git": lock["git"]} == lock
     imagebuild("lock", "--update", at(downloads, "repo/"))
     assert locked(files)["repositories"][at(downloads, "repo/")]["fingerprint"] == keys.fingerprint(DOCA)
-    assert "is not a component" in imagebuild("lock", "--update", "git-tol", expect=2)
+    assert "no source belongs to" in imagebuild("lock", "--update", "git-tol", expect=2)
 
 
 def test_a_failure_costs_what_failed_and_nothing_else(imagebuild: Imagebuild, downloads: Server, files: Files) -> None:
