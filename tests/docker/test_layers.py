@@ -65,7 +65,8 @@ class Containerd:
         for _, path in sorted(item for item in self._snapshots().items() if item[0] not in earlier):
             if any(path.glob(f"{MARK}*")):
                 groups.append([])
-            groups[-1].append(path)
+            if groups:  # containerd may already have removed the lowest layer of a refused image
+                groups[-1].append(path)
         whole = [group for group, layers in zip(groups, images, strict=False) if len(group) == 1 + len(layers)]
         return done.stderr if done.returncode else "", whole
 
