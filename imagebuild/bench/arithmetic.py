@@ -19,7 +19,7 @@ from statistics import median
 from typing import NamedTuple
 
 from imagebuild.bench.models import Half, NcclRow
-from imagebuild.bench.patterns import data_of
+from imagebuild.core.patterns import data_of
 
 _DATA = data_of(__file__)
 TYPE_BYTES: Mapping[str, int] = _DATA["type_bytes"]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from imagebuild.bench.hang import PREFIX, answers, hung_in_log
 from imagebuild.bench.logs import LogLine, excerpt
-from imagebuild.bench.patterns import data_of
+from imagebuild.core.patterns import data_of
 
 LONGEST = 2000
 """Number of characters of a line that are searched."""

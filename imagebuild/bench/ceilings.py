@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from imagebuild.bench.models import AlgorithmName, Collective, Limit
-from imagebuild.bench.patterns import data_of
 from imagebuild.bench.profiles import Measured, Profile, profile_key
 from imagebuild.core.errors import ConfigError, Mistakes, plural
 from imagebuild.core.fields import YamlFile
+from imagebuild.core.patterns import data_of
 
 
 class NotComparable(Exception):

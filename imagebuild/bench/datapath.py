@@ -10,8 +10,8 @@ from functools import reduce
 
 from imagebuild.bench.messages import Message
 from imagebuild.bench.models import Choice, DataPath
-from imagebuild.bench.patterns import data_of
 from imagebuild.core.errors import plural
+from imagebuild.core.patterns import data_of
 
 _DATA = data_of(__file__)
 

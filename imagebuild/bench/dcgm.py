@@ -8,7 +8,7 @@ from typing import Any
 
 from imagebuild.bench.logs import JsonDocument, Parsed, excerpt, json_list, json_object, json_text
 from imagebuild.bench.models import Diagnostic
-from imagebuild.bench.patterns import data_of
+from imagebuild.core.patterns import data_of
 
 _DATA = data_of(__file__)
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from imagebuild.bench.models import DataPath, Hint
-from imagebuild.bench.patterns import data_of
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.advisory import Place
+from imagebuild.core.patterns import data_of
 
 DATA = data_of(__file__)
 MOST: int = DATA["most"]

@@ -21,9 +21,9 @@ from imagebuild.bench.arithmetic import shape_of
 from imagebuild.bench.ceilings import NotComparable, RankLayout, rank_layout
 from imagebuild.bench.hints import find_hints
 from imagebuild.bench.models import BandwidthTest, Claim, Diagnostic, Judgement, Limit, Openness, Run, SpeedClaim
-from imagebuild.bench.patterns import data_of
 from imagebuild.bench.profiles import Measured, Profile
 from imagebuild.core.errors import ConfigError, plural
+from imagebuild.core.patterns import data_of
 
 _LIMITS = data_of(__file__)
 MARGIN, COLLAPSE, PAIR, SICK = itemgetter("margin", "collapse", "pair", "sick")(_LIMITS)

@@ -24,9 +24,9 @@ import yaml
 from imagebuild.bench.alternation import ComparisonReader
 from imagebuild.bench.messages import Message, MessageReader
 from imagebuild.bench.models import Verdict
-from imagebuild.bench.patterns import DataFile
 from imagebuild.core.errors import ResultError
 from imagebuild.core.files import open_file
+from imagebuild.core.patterns import DataFile
 
 
 class LogLine(NamedTuple):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from imagebuild.bench.patterns import DataFile
+from imagebuild.core.patterns import DataFile
 
 _DATA = DataFile(__file__)
 _MESSAGES = [(row["mark"], _DATA.pattern(row["match"])) for row in _DATA["messages"]]

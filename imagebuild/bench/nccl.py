@@ -21,8 +21,8 @@ from imagebuild.bench.logs import Failure, JsonDocument, Log, Parsed, ParsedLine
 from imagebuild.bench.models import GENERIC_GPU, Run, Verdict
 from imagebuild.bench.nccl_lines import COLLECTIVES, collective_in_path, mentioned_collective
 from imagebuild.bench.nccl_table import Table, table_in_json, tables_in_lines
-from imagebuild.bench.patterns import DataFile
 from imagebuild.core.errors import plural
+from imagebuild.core.patterns import DataFile
 
 _DATA = DataFile(__file__)
 _RE = _DATA.patterns

@@ -13,7 +13,7 @@ from imagebuild.bench import logs
 from imagebuild.bench.arithmetic import TYPE_BYTES
 from imagebuild.bench.logs import LogLine, parse_number
 from imagebuild.bench.models import Collective, Half, NcclRow
-from imagebuild.bench.patterns import DataFile
+from imagebuild.core.patterns import DataFile
 
 COLLECTIVES = frozenset(get_args(Collective))
 _ALTERNATIVES = "|".join(sorted(COLLECTIVES, reverse=True))

@@ -11,7 +11,7 @@ from imagebuild.bench.arithmetic import checks_in_place
 from imagebuild.bench.logs import JsonDocument, LogLine, excerpt
 from imagebuild.bench.models import NcclRow
 from imagebuild.bench.nccl_lines import ends_like_row, read_facts, read_row
-from imagebuild.bench.patterns import data_of
+from imagebuild.core.patterns import data_of
 
 _DATA = data_of(__file__)
 _STAGES: Mapping[str, int] = {kind: stage for stage, kinds in _DATA["stages"].items() for kind in kinds}

@@ -9,7 +9,7 @@ from typing import Any
 from imagebuild.bench import logs
 from imagebuild.bench.logs import excerpt, json_text, parse_number
 from imagebuild.bench.models import PAIRWISE, BandwidthTest, Verdict
-from imagebuild.bench.patterns import DataFile
+from imagebuild.core.patterns import DataFile
 
 _DATA = DataFile(__file__)
 _RE = _DATA.patterns

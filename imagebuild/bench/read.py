@@ -21,9 +21,9 @@ from imagebuild.bench.models import BandwidthTest, Diagnostic, PerftestTable, Re
 from imagebuild.bench.nccl import parse_nccl_json, parse_nccl_text
 from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwidth_text
 from imagebuild.bench.paired import read_comparisons
-from imagebuild.bench.patterns import data_of
 from imagebuild.bench.tables import FORMATS, parse_all_reduce_bench, parse_perftest_json, parse_tables, parse_ucx_text
 from imagebuild.core.errors import ConfigError
+from imagebuild.core.patterns import data_of
 
 _TEXT_PARSERS: Mapping[str, Callable[[str, Sequence[LogLine]], ParsedLines[Any]]] = {
     "nvbandwidth": parse_nvbandwidth_text,

@@ -14,7 +14,7 @@ from imagebuild.bench.arithmetic import contradiction
 from imagebuild.bench.ceilings import GB_UNITS
 from imagebuild.bench.logs import LogLine, ParsedLines, excerpt, json_object, parse_integer, parse_number
 from imagebuild.bench.models import Half, NcclRow, PerftestTable, Run, TableRow, Verdict
-from imagebuild.bench.patterns import DataFile
+from imagebuild.core.patterns import DataFile
 
 
 @dataclass

@@ -171,12 +171,10 @@ def check_request(request: BuildRequest, stages: Collection[str], locked: date |
         raise ConfigError(f"--rebuild {day}: choose a day {possible}")
     for name in request.builders:
         if not re.fullmatch(r"\w[\w.+-]*", name):
-            remedy = (
-                f"make one with `docker buildx create --name NAME --driver remote {name if ':' in name else 'ADDRESS'}`"
-            )
-            raise ConfigError(
-                f"--builder {name!r}: is not the name of a builder; `docker buildx ls` lists them, or {remedy}"
-            )
+            address = name if ":" in name else "ADDRESS"
+            remedy = f"make one with `docker buildx create --name NAME --driver remote {address}`"
+            problem = "is not the name of a builder; `docker buildx ls` lists them"
+            raise ConfigError(f"--builder {name!r}: {problem}, or {remedy}")
     if len(request.builders) > len({*request.builders}):
         raise ConfigError(f"--builder {request.builders[-1]}: name each builder once")
     if len(request.builders) > 1 and (request.stage or not request.cache_write):

@@ -13,7 +13,6 @@ from functools import cache
 from importlib import import_module
 from io import TextIOWrapper
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import click
@@ -48,10 +47,9 @@ SETTINGS = {"show_default": True, "help_option_names": ["-h", "--help"]}
 @cache
 def table(name: str) -> Mapping[str, Any]:
     """Return the content of a YAML file of this package."""
-    import yaml  # the help needs none
+    from imagebuild.core.patterns import data_of  # the help reads no such file
 
-    text = Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8")
-    content: Mapping[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - safe
+    content: Mapping[str, Any] = data_of(__file__, name)
     return content
 
 

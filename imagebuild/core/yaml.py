@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from imagebuild.core.errors import ConfigError, Mistakes, ResultError, nearest, suggestion
 from imagebuild.core.fields import Loc, M, YamlFile, line_of
 from imagebuild.core.files import read_text
+from imagebuild.core.patterns import data_of
 
 MOST_NESTED = 8
 """Maximum depth at which keys are looked for, because a model may contain itself."""
@@ -27,8 +28,8 @@ KINDS: Mapping[type, str] = {dict: "a mapping", list: "a list", str: "a text"}
 @cache
 def foreign(kind: str) -> Mapping[str, str]:
     """Return words of other tools, and the words to use instead: a part of foreign.yaml, such as `keys`."""
-    words: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_name("foreign.yaml").read_text("utf-8"))
-    return words[kind]
+    words: Mapping[str, str] = data_of(__file__, "foreign")[kind]
+    return words
 
 
 def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | None:

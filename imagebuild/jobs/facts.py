@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 from pydantic import AfterValidator, Field, model_validator
 
 from imagebuild.bench.models import Collective
-from imagebuild.bench.patterns import DataFile
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, Mistakes, suggestion
 from imagebuild.core.fields import Condition, Form, Loc, Model, Support, Variable, YamlFile
+from imagebuild.core.patterns import DataFile
 from imagebuild.core.yaml import dotted_key, load_yaml
 
 Container = Literal["kubernetes", "pyxis", "apptainer", "none"]

@@ -209,7 +209,7 @@ def rank_images(
     compiling = offer.gpu_architectures.get(capability)
 
     def ranked(image: OfferedImage) -> RankedImage:
-        stack, cuda = _stack_of(image, stacks), image.axes.get("cuda", "")
+        stack, cuda = _stack_of(image, stacks), image.cuda
         built_for, oldest = image.axes.get("gpu", capability), DATA["drivers"].get(major(cuda), "0")
         rows: tuple[tuple[bool, str | None, str], ...] = (
             (program not in (None, *image.components), program, f"without {program}"),
@@ -239,7 +239,7 @@ def rank_images(
         return RankedImage(image.id, _job_image(image, stack, offer), lacks, reason)
 
     def order(image: OfferedImage) -> tuple[object, ...]:
-        version = [int(number) for number in re.findall(r"\d+", image.axes.get("cuda", ""))]
+        version = [int(number) for number in re.findall(r"\d+", image.cuda)]
         release = image.axes.get("os", "")
         place = offer.places.get((image.image, release), -1)
         return stacks[_stack_of(image, stacks)].model.prefer, version, place, natural_order(release)
@@ -296,5 +296,5 @@ def _job_image(image: OfferedImage, stack: str, offer: Offer) -> JobImage:
     plain_version = re.match(r"\d+(\.\d+)+", image.nccl)
     return JobImage(
         image.reference, stack, plain_version[0] if plain_version else None, image.arches,
-        DATA["drivers"].get(major(image.axes.get("cuda", ""))), not offer.is_published, image.components,
+        DATA["drivers"].get(major(image.cuda)), not offer.is_published, image.components,
     )  # fmt: skip

@@ -112,6 +112,11 @@ class OfferedImage:
     """CPU architectures on which the checks of the image are not known to have passed. On these architectures, a job
     uses the image only if --image names the image."""
 
+    @property
+    def cuda(self) -> str:
+        """Version of CUDA; empty for an image without CUDA."""
+        return self.axes.get("cuda", "")
+
 
 @dataclass(frozen=True)
 class Offer:

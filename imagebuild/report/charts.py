@@ -8,7 +8,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from imagebuild.bench.models import Difference, Limit, Run, SpeedClaim
-from imagebuild.bench.patterns import data_of
+from imagebuild.core.patterns import data_of
 from imagebuild.report.document import NONE, format_bytes, format_number, one_line
 
 STYLES = data_of(__file__)

@@ -23,11 +23,11 @@ from imagebuild.bench.datapath import describe, rows_of
 from imagebuild.bench.judge import best_row as judged_row
 from imagebuild.bench.logs import open_log
 from imagebuild.bench.models import BandwidthTest, PairedComparison, Run
-from imagebuild.bench.patterns import data_of
 from imagebuild.bench.verification import CheckResult
 from imagebuild.core.console import format_size
 from imagebuild.core.errors import ConfigError, ResultError, plural
 from imagebuild.core.fields import natural_order
+from imagebuild.core.patterns import data_of
 from imagebuild.report import document
 from imagebuild.report.charts import Drawing, NumberTable, bar_chart, difference_chart, heat_map, line_chart
 from imagebuild.report.document import CLAIMS, NONE, SHOWN_STATES, Entry, Report, best_value, format_number, group_alike

@@ -11,9 +11,9 @@ from markupsafe import Markup
 from rich.text import Text
 
 from imagebuild.bench.models import State
-from imagebuild.bench.patterns import data_of
 from imagebuild.core import console
 from imagebuild.core.console import Part, out, redacted_text, styled, visible
+from imagebuild.core.patterns import data_of
 from imagebuild.report.document import CLAIMS, Assertion, Report, group_alike, one_line, rows_of
 
 _DATA = data_of(__file__)

@@ -138,12 +138,13 @@ def run_commands(
                 if proof.outcome == "failed":
                     raise CannotRun(f"the runner runs commands in another image: see the check {IMAGE}/{SAME_FILES}")
 
-            known = still_valid(request.earlier, evidence) if request.earlier else {}
+            kept = still_valid(request.earlier, evidence, planned) if request.earlier else {}
+            if kept:
+                evidence.options = (*evidence.options, REUSE)
 
             def run(check: ImageCheck) -> CheckResult:
-                if (proof := known.get(str(check))) and proof.sha256 == checks.sha256_of(check):
-                    evidence.options = (REUSE,)
-                    return proof
+                if same := kept.get(str(check)):
+                    return same
                 log = evidence.log(check.component, check.name)
                 with console.doing(str(check)):
                     return checks.run_check(check, session, log, request.environment, request.launch)
@@ -165,11 +166,12 @@ def run_commands(
         evidence.add(*(checks.skipped_result(check, str(error)) for check in planned))
 
 
-def still_valid(earlier: VerifyResult, now: ResultFolder) -> dict[str, CheckResult]:
-    """Map names of checks to the results that another run would only repeat.
+def still_valid(earlier: VerifyResult, now: ResultFolder, planned: Sequence[ImageCheck]) -> dict[str, CheckResult]:
+    """Map names of planned checks to the results that another run would only repeat.
 
-    The image, the commit of the project, the version of imagebuild and the machine have to be the same, and all files
-    committed: a project without a commit could bring a result. Results with `--env` or `--profile` never count."""
+    The check, the image, the commit of the project, the version of imagebuild and the machine have to be the same, and
+    all files committed: a project without a commit could bring a result. Results with `--env` or `--profile` never
+    count."""
     same = (
         now.image.digest is not None
         and not (now.revision or "-dirty").endswith("-dirty")
@@ -177,10 +179,12 @@ def still_valid(earlier: VerifyResult, now: ResultFolder) -> dict[str, CheckResu
         and earlier.surroundings == now.surroundings
         and all(option.startswith((REUSE, "--only ")) for option in (*earlier.options, *now.options))
     )
+    hashes = {str(check): checks.sha256_of(check) for check in planned}
     latest, found = datetime.now(UTC), dict[str, CheckResult]()
     for result in earlier.checks if same else ():
         began = datetime.fromisoformat(result.started) if result.started else None
-        if result.outcome == "passed" and began and latest - VALID <= began <= latest:
+        passed = result.outcome == "passed" and result.sha256 == hashes.get(result.name)
+        if passed and began and latest - VALID <= began <= latest:
             reason = f"passed at {result.started}; not repeated"
             found[result.name] = result.model_copy(update={"reason": reason, "seconds": 0.0})
     return found

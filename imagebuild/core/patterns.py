@@ -1,4 +1,4 @@
-"""Read the YAML file beside a module, which contains its regular expressions and other rows of data."""
+"""Regular expressions and other rows of data in the YAML file beside a module."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 import yaml
 
 
-def data_of(module: str) -> Any:
-    """Return the content of the YAML file beside a module. `module` is the path of the module."""
+def data_of(module: str, name: str = "") -> Any:
+    """Return the content of a YAML file beside a module. `module` is the path of the module. Without `name`, the file
+    has the name of the module."""
+    path = Path(module).with_name(f"{name or Path(module).stem}.yaml")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load(Path(module).with_suffix(".yaml").read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 - safe
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 - safe
 
 
 class DataFile(dict[str, Any]):
