@@ -91,8 +91,8 @@ class VerifyResult(Model):
     revision: Revision | None = None
     """Commit of the project whose checks ran, with `-dirty` if files were modified."""
     options: tuple[Line, ...] = ()
-    """Options that can change which checks ran, or their outcome: `--env NAME=VALUE`, `--allow`, `--only`, `--profile`.
-    A value of a variable that may be private is `(redacted)`."""
+    """Options that can change which checks ran, or their outcome: `--env NAME=VALUE`, `--allow`, `--only`, `--profile`,
+    `--nodes`, `--gpus`, `--domains`, `--hosts`. Values that may be private are `(redacted)`."""
     surroundings: Surroundings | None = None
     """`None`: nothing could be run in the image."""
     profile: str | None = None

@@ -56,6 +56,8 @@ PUBLICATION = "imagebuild.publication"
 MAX_SCAN_DAYS = 14
 """Maximum age of a scan that counts. If a newer scan that failed is deleted, an older one that passed takes its place;
 nothing but the age shows this."""
+STRICT = ("--only ", "--profile ", "--nodes ", "--hosts ")
+"""Options of `verify` after which a check that passed proves at least as much as without them."""
 BUILD_FILE = re.compile(r"((bake|bake-caches|bake-stages|metadata)(-[\w.-]+)?|lock-report)\.json")
 """Matches the names of JSON files that are not results, and that `build` and `lock` write beside the results."""
 
@@ -166,10 +168,10 @@ def scan_problem(scan: ScanResult, days: int = MAX_SCAN_DAYS) -> str:
 def unproven(result: VerifyResult) -> str:
     """Return the reason why the checks may have run in another image, or with other variables than those of the image.
 
-    The reason is empty if the checks certainly ran in this image, without `--env`. A runner `exec:PREFIX` (a command
-    prefix such as `ssh node`) may run the checks in any image, so the results count only if the check
-    `image/same-files` passed."""
-    if others := ", ".join(option for option in result.options if not option.startswith(("--only ", "--profile "))):
+    The reason is empty if the checks certainly ran in this image, without options that ease them, such as `--env` or
+    `--gpus`. A runner `exec:PREFIX` (a command prefix such as `ssh node`) may run the checks in any image, so the
+    results count only if the check `image/same-files` passed."""
+    if others := ", ".join(option for option in result.options if not option.startswith(STRICT)):
         return f"the check ran with {others}; run `imagebuild verify` again without this option"
     runner = result.surroundings.runner if result.surroundings else ""
     proof = next((check for check in result.checks if check.component == IMAGE and check.check == SAME_FILES), None)

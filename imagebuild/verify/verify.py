@@ -110,10 +110,13 @@ def verify_image(project: Project, plan: Plan, request: VerifyRequest) -> Verify
 def options_of(request: VerifyRequest) -> tuple[str, ...]:
     """Return the options that can change which checks run, or their outcome, without values that may be private."""
     kept, profile = console.kept_environment(request.environment), request.profile
+    told = request.launch.model_dump(include={"nodes", "gpus", "domains"}, exclude_none=True) if request.launch else {}
     variables = (f"--env {name}={kept.get(name, console.BLANK)}" for name in request.environment)
     named = [f"--profile {profile.stamp}"] if profile else []
     allowed = (f"--allow {claim}" for claim in request.allowed)
-    return (*variables, *allowed, *(f"--only {pattern}" for pattern in request.checks), *named)
+    hardware = (f"--{name} {number}" for name, number in told.items())
+    hosts = [f"--hosts {console.BLANK}"] if request.hosts else []
+    return (*variables, *allowed, *(f"--only {pattern}" for pattern in request.checks), *named, *hardware, *hosts)
 
 
 def run_commands(
@@ -170,8 +173,8 @@ def still_valid(earlier: VerifyResult, now: ResultFolder, planned: Sequence[Imag
     """Map names of planned checks to the results that another run would only repeat.
 
     The check, the image, the commit of the project, the version of imagebuild and the machine have to be the same, and
-    all files committed: a project without a commit could bring a result. Results with `--env` or `--profile` never
-    count."""
+    all files committed: a project without a commit could bring a result. Results with other options than `--only`, such
+    as `--env` or `--nodes`, never count."""
     same = (
         now.image.digest is not None
         and not (now.revision or "-dirty").endswith("-dirty")

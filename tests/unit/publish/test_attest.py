@@ -283,7 +283,9 @@ def test_what_publishing_required_is_required(published: Published) -> None:
     assert published.wrong() == []
 
 
-@pytest.mark.parametrize("more", [{"options": ["--env FIXED=1"]}, {"surroundings": {"runner": "exec:ssh node"}}])
+@pytest.mark.parametrize(
+    "more", [{"options": ["--env FIXED=1"]}, {"options": ["--gpus 1"]}, {"surroundings": {"runner": "exec:ssh node"}}]
+)
 def test_checks_that_may_have_run_in_another_image_are_no_pass(published: Published, more: dict[str, Any]) -> None:
     for platform, image in published.platforms.items():
         published.attach("verification", verification(image.digest, platform, **more), platform)

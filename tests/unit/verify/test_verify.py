@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
+from imagebuild.bench.models import Launch
 from imagebuild.bench.verification import Surroundings, VerifyResult
 from imagebuild.core.errors import CommandError
 from imagebuild.project.component import Check
 from imagebuild.verify.checks import ImageCheck
 from imagebuild.verify.runner import Command, Execution, Session
 from imagebuild.verify.subject import Subject
-from imagebuild.verify.verify import ResultFolder, VerifyRequest, run_commands
+from imagebuild.verify.verify import ResultFolder, VerifyRequest, options_of, run_commands
 
 NEEDS = {"a": (), "b": (), "nodes": ("nodes>=2",), "four": ("nodes>=4",), "gpu": ("gpu",), "slow": ("nodes>=2", "gpu")}
 
@@ -82,6 +83,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
     "another commit": {"revision": "d" * 40}, "modified files": {"revision": f"{'c' * 40}-dirty"},
     "another version": {"version": "9"}, "no machine": {"surroundings": None},
     "a variable": {"options": ("--env A=(redacted)",)}, "a profile": {"options": ("--profile h100",)},
+    "fewer GPUs": {"options": ("--gpus 4",)}, "other nodes": {"options": ("--hosts (redacted)",)},
 }  # fmt: skip
 
 
@@ -101,6 +103,12 @@ def test_a_check_that_passed_is_repeated_only_if_something_changed(tmp_path: Pat
         earlier = first.model_copy(update={"checks": (one.model_copy(update=changed), *others)})
         result_of(session := Recorder(lanes=4), tmp_path, earlier)
         assert {*session.together} - {"files"} == {one.check}
+
+
+def test_what_the_user_says_about_the_hardware_is_an_option_of_the_result(tmp_path: Path) -> None:
+    told = Launch(nodes=4, gpus=2, domains=1)
+    request = VerifyRequest("x", "exec:env", (), ("a", "b"), False, tmp_path, None, {}, None, told)
+    assert options_of(request) == ("--nodes 4", "--gpus 2", "--domains 1", "--hosts (redacted)")
 
 
 def test_checks_without_devices_run_at_the_same_time_and_benchmarks_alone(tmp_path: Path) -> None:
