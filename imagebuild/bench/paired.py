@@ -28,8 +28,8 @@ from imagebuild.core.errors import plural
 FEWEST_BLOCKS, RESAMPLES = 10, 4000
 WIDEST = 20.0
 """Largest difference in per cent that the verdict "no difference" may leave possible. A wider interval is no proof."""
-LATE = (124, 137)
-"""Exit statuses of `timeout` if a run exceeded its time limit and was ended by SIGTERM or SIGKILL."""
+ENDED = {124: ", after the time limit", 137: ", ended by SIGKILL: the time limit, the memory limit or the launcher"}
+"""Meanings of exit statuses. A launcher that ends the other ranks after a failure passes on 137, as `timeout` does."""
 
 
 def read_comparisons(
@@ -86,8 +86,7 @@ def _compare(source: str, found: Alternation, runs: Mapping[int, Sequence[Run]])
 def _failure(section: Section, runs: Sequence[Run]) -> str:
     """Return the reason why a run failed. Empty if it did not fail."""
     if section.status:
-        late = ", after the time limit" if section.status in LATE else ""
-        return f"ended with exit status {section.status}{late}"
+        return f"ended with exit status {section.status}{ENDED.get(section.status, '')}"
     bad = next((run for run in runs if run.verdict != "ok"), None)
     return f"has a bad result, {bad.verdict.replace('-', ' ')}: {bad.reason}" if bad else ""
 
