@@ -20,6 +20,7 @@ from imagebuild.build import private
 from imagebuild.core import debian
 from imagebuild.core.debian import AptSource
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
+from imagebuild.core.patterns import data_of
 from imagebuild.core.run import execute, run_program
 from imagebuild.oci import layout
 from imagebuild.oci.layout import EPOCH
@@ -28,32 +29,12 @@ Log = Callable[[str], None]
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 PACKAGES = ("mmdebstrap", "debian-archive-keyring", "gpg")
-# Leave out these folders: if mmdebstrap makes the folders, they belong to the user id of the host's `_apt`. apt in the
-# image makes the folders again.
-TAR_OPTIONS = "--exclude=./var/lib/apt/lists/partial --exclude=./var/cache/apt/archives/partial"
-ENV = {"SOURCE_DATE_EPOCH": EPOCH, "TAR_OPTIONS": TAR_OPTIONS, "LC_ALL": "C.UTF-8"}
+DATA = data_of(__file__)
+ENV = {"SOURCE_DATE_EPOCH": EPOCH, "TAR_OPTIONS": DATA["tar-options"], "LC_ALL": "C.UTF-8"}
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 VERSION = "./etc/debian_version"
 DAY, RENEW_DAYS, KEEP_DAYS = 86400, 7, 30
 """Seconds in a day; age in days at which a cached base image is made again; age in days at which it is deleted."""
-
-# As in official slim images, documentation is left out, except licences.
-DPKG_OPTIONS = (
-    "path-exclude=/usr/share/man/*",
-    "path-exclude=/usr/share/info/*",
-    "path-exclude=/usr/share/locale/*",
-    "path-include=/usr/share/locale/locale.alias",
-    "path-exclude=/usr/share/doc/*",
-    "path-include=/usr/share/doc/*/copyright",
-)
-# As in official images, apt does not keep downloads. This configuration must not contain a command, as the host's apt
-# also reads the configuration and would run the command on the host.
-CUSTOMIZE_COMMANDS = (
-    'cd "$1" && rm -f etc/resolv.conf etc/hostname etc/*- var/cache/debconf/*-old var/lib/dpkg/*-old',
-    ': > "$1"/etc/machine-id && find "$1"/var/log -type f -delete',
-    """echo 'Acquire::Languages "none";' > "$1"/etc/apt/apt.conf.d/docker-no-languages""",
-    """echo 'APT::Keep-Downloaded-Packages "false";' > "$1"/etc/apt/apt.conf.d/docker-clean""",
-)
 DIE_WITH_US: tuple[str, ...] = ("setpriv", "--pdeathsig", "KILL")
 
 
@@ -74,10 +55,10 @@ def rootfs_command(
         # Skip device nodes, which the container runtime makes, and the check of emulation, which needs arch-test.
         "--skip=output/dev,check/qemu",
         *(("--include=ca-certificates",) if https else ()),
-        *(f"--dpkgopt={option}" for option in DPKG_OPTIONS),
+        *(f"--dpkgopt={option}" for option in DATA["dpkg-options"]),
         # Copy keys other than Debian's to the path that the apt sources name.
         *(f'--setup-hook=install -D -m 644 {shlex.quote(key)} "$1"{shlex.quote(key)}' for key in keys),
-        *(f"--customize-hook={command}" for command in CUSTOMIZE_COMMANDS),
+        *(f"--customize-hook={command}" for command in DATA["customize"]),
         release,
         tar,
         *debian.as_oneline(sources).splitlines(),

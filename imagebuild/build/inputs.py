@@ -285,11 +285,6 @@ def from_mirrors(run: BuildRun, note: Callable[[str], None]) -> Iterator[Provide
     yield {image: f"docker-image://{name}" for image, name in mirrored.items() if name != image}, stages, secrets
 
 
-# Add a slash to the addresses in apt's sources that do not end with one.
-ADD_SLASHES = (
-    r"s|\(https\{0,1\}://[^[:space:]]*[^/[:space:]]\)\([[:space:]]\)|\1/\2|g",
-    r"s|\(https\{0,1\}://[^[:space:]]*[^/[:space:]]\)$|\1/|",
-)
 # A proxy sees the complete address only of http requests. Port 443 tells the proxy that the original scheme was https.
 HTTPS_TO_PORT_443 = r"s|https://\([^/: ]*\)/|http://\1:443/|g"
 
@@ -335,7 +330,7 @@ def _apt_get(sources: Sequence[str], **parts: object) -> str:
     # The template is a shell script, so HTML escaping would be wrong.
     environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True)  # noqa: S701
     text = (Path(__file__).parent / "templates" / "apt-get.sh.j2").read_text()
-    return environment.from_string(text).render(sources=[*ADD_SLASHES, *sources], **parts)
+    return environment.from_string(text).render(sources=sources, **parts)
 
 
 def _sed_pattern(text: str) -> str:

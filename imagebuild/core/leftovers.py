@@ -6,7 +6,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -80,17 +80,10 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
 @contextmanager
 def own_temporary_files() -> Iterator[None]:
     """Put all temporary files of this process into one folder, if there is a writable one."""
-    before = tempfile.tempdir
-    try:
-        made = temporary_folder(Path(tempfile.gettempdir()))
-        folder = made.__enter__()
-    except OSError:
+    with ExitStack() as stack:
+        with suppress(OSError):
+            folder = stack.enter_context(temporary_folder(Path(tempfile.gettempdir())))
+            folder.chmod(0o711)  # some programs run as another user, and must enter a folder in it
+            stack.callback(setattr, tempfile, "tempdir", tempfile.tempdir)
+            tempfile.tempdir = str(folder)
         yield
-        return
-    try:
-        folder.chmod(0o711)  # some programs run as another user, and must enter a folder in it
-        tempfile.tempdir = str(folder)
-        yield
-    finally:
-        tempfile.tempdir = before
-        made.__exit__(None, None, None)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from math import inf
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, TimeoutExpired
 from tempfile import TemporaryFile
@@ -185,9 +186,9 @@ def execute(
     pieces = iter(partial(lines.readline, LONGEST_LINE), b"")
     reader = OutputReader(pieces, close, log, each_line)
     reader.start()
+    deadline = time.monotonic() + timeout_s if timeout_s is not None else inf
     try:
-        with suppress(TimeoutExpired):
-            _wait(process, timeout_s, each_pause, pause_s)
+        if _has_ended(process, deadline, each_pause or (lambda: None), pause_s):
             reader.join(DRAIN_S)
         status = process.returncode
     finally:
@@ -198,21 +199,17 @@ def execute(
     return Finished(status, reader.text)
 
 
-def _wait(
-    process: subprocess.Popen[bytes], timeout_s: float | None, each_pause: Callable[[], object] | None, pause_s: float
-) -> None:
-    """Wait for the end of a program, and call `each_pause` every `pause_s` seconds. Raises TimeoutExpired."""
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+def _has_ended(
+    process: subprocess.Popen[bytes], deadline: float, each_pause: Callable[[], object], pause_s: float
+) -> bool:
+    """Wait for the end of a program, and call `each_pause` every `pause_s` seconds. Return False after the deadline."""
+    waiting = threading.Thread(target=process.wait, daemon=True)  # with a timeout, `wait` polls every 50 ms
+    waiting.start()
     while True:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        pauses = each_pause if left is None or left > pause_s else None
-        try:
-            process.wait(pause_s if pauses else left)
-            return
-        except TimeoutExpired:
-            if not pauses:
-                raise
-            pauses()
+        waiting.join(max(0.0, min(pause_s, deadline - time.monotonic())))
+        if not waiting.is_alive() or time.monotonic() >= deadline:
+            return not waiting.is_alive()
+        each_pause()
 
 
 class Dialogue:
@@ -286,15 +283,15 @@ def run_program(
         process = start_program(
             argv, env, output=output.fileno(), errors=errors.fileno(), survives=survives, folder=folder
         )
-        waiting = threading.Thread(target=process.wait, daemon=True)  # with a timeout, `wait` polls every 50 ms
+
+        def check_size() -> None:
+            if max(os.fstat(file.fileno()).st_size for file in (output, errors)) > MOST_OUTPUT:
+                raise CommandError(f"{shown} printed more than {MOST_OUTPUT >> 20} MiB")
+
         try:
-            waiting.start()
-            while waiting.is_alive():
-                waiting.join(max(0.0, min(1.0, deadline - time.monotonic())))
-                if waiting.is_alive() and time.monotonic() > deadline:
-                    raise CommandError(f"{shown} did not answer within {timeout:.0f} s")
-                if max(os.fstat(file.fileno()).st_size for file in (output, errors)) > MOST_OUTPUT:
-                    raise CommandError(f"{shown} printed more than {MOST_OUTPUT >> 20} MiB")
+            if not _has_ended(process, deadline, check_size, pause_s=1.0):
+                raise CommandError(f"{shown} did not answer within {timeout:.0f} s")
+            check_size()
         except CommandError:
             raise
         except BaseException:

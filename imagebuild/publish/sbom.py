@@ -77,20 +77,11 @@ def known_sbom(image: PlatformImage, components: Mapping[str, Component]) -> byt
         while id_ in ids:  # memtest86 and memtest86+
             id_ += f"-{len(ids)}"
         ids.add(id_)
-        packages.append(
-            {
-                "SPDXID": id_,
-                "name": package.name, "versionInfo": package.version, "supplier": UNKNOWN, "downloadLocation": UNKNOWN,
-                "licenseConcluded": UNKNOWN, "licenseDeclared": UNKNOWN, "copyrightText": UNKNOWN,
-                "externalRefs": _purl("deb", package.name, package.version, distribution, **qualifiers),
-            }
-        )  # fmt: skip
-    described = {"spdxElementId": DOCUMENT, "relationshipType": "DESCRIBES", "relatedSpdxElement": "SPDXRef-root"}
-    contained = [
-        {"spdxElementId": "SPDXRef-root", "relationshipType": "CONTAINS", "relatedSpdxElement": package["SPDXID"]}
-        for package in packages[1:]
-    ]
-    document = {"packages": packages, "relationships": [described, *contained], "creationInfo": {"creators": []}}
+        urls = _purl("deb", package.name, package.version, distribution, **qualifiers)
+        packages.append(_package(id_, package.name, package.version, urls))
+    relations = [_relation("SPDXRef-root", "CONTAINS", package["SPDXID"]) for package in packages[1:]]
+    relations.insert(0, _relation(DOCUMENT, "DESCRIBES", "SPDXRef-root"))
+    document = {"packages": packages, "relationships": relations, "creationInfo": {"creators": []}}
     return encode_predicate(complete_document(document, image, components))
 
 
@@ -170,10 +161,11 @@ def complete_document(syft: Document, image: PlatformImage, components: Mapping[
     licenses = {item["licenseId"]: item for item in syft.get("hasExtractedLicensingInfos", ())}
     for name, version in components_of(image.labels).items():
         component = components.get(name)
-        package = _component_package(name, version, component)
-        packages.append(package)
-        contained = {"relationshipType": "CONTAINS", "relatedSpdxElement": package["SPDXID"]}
-        relations.append({"spdxElementId": IMAGE, **contained})
+        known = {"homepage": component.homepage, "summary": component.title} if component else {}
+        known |= {"licenseDeclared": component.license} if component else {}
+        id_ = "SPDXRef-Component-" + re.sub(r"[^A-Za-z0-9.]+", "-", name)
+        packages.append(_package(id_, name, version, _purl("generic", name, version), **known))
+        relations.append(_relation(IMAGE, "CONTAINS", id_))
         licenses |= _licenses(component) if component else {}
     tools = sorted(creator for creator in syft["creationInfo"]["creators"] if creator.startswith("Tool: "))
     creators = [f"Tool: imagebuild-{__version__}", *tools]
@@ -188,14 +180,14 @@ def complete_document(syft: Document, image: PlatformImage, components: Mapping[
     return {**document, "documentNamespace": f"{NAMESPACE}{image.digest}:{digest}"}
 
 
-def _component_package(name: str, version: str, component: Component | None) -> dict[str, Any]:
-    return {
-        "SPDXID": "SPDXRef-Component-" + re.sub(r"[^A-Za-z0-9.]+", "-", name), "name": name, "versionInfo": version,
-        "supplier": UNKNOWN, "downloadLocation": UNKNOWN, "filesAnalyzed": False, "licenseConcluded": UNKNOWN,
-        "licenseDeclared": component.license if component else UNKNOWN, "copyrightText": UNKNOWN,
-        "externalRefs": _purl("generic", name, version),
-        **({"homepage": component.homepage, "summary": component.title} if component else {}),
-    }  # fmt: skip
+def _package(id_: str, name: str, version: str, urls: list[dict[str, str]], **more: str) -> dict[str, Any]:
+    unknown = ("supplier", "downloadLocation", "licenseConcluded", "licenseDeclared", "copyrightText")
+    own = {"SPDXID": id_, "name": name, "versionInfo": version, "externalRefs": urls, "filesAnalyzed": False}
+    return {**own, **dict.fromkeys(unknown, UNKNOWN), **more}
+
+
+def _relation(one: str, kind: str, other: str) -> dict[str, str]:
+    return {"spdxElementId": one, "relationshipType": kind, "relatedSpdxElement": other}
 
 
 def _purl(kind: str, name: str, version: str, namespace: str | None = None, **qualifiers: str) -> list[dict[str, str]]:

@@ -12,41 +12,16 @@ from packageurl import PackageURL
 from imagebuild.core import files
 from imagebuild.core.errors import ResultError, plural
 from imagebuild.core.fields import in_utc
+from imagebuild.core.patterns import DataFile
 from imagebuild.project.records import Severity, Vulnerability
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """All severities in ascending order; `unknown` comes first."""
 DEBSECAN = "debsecan"
-_DISTRIBUTION = re.compile(r"\bpkg:(?:apk|deb|rpm)/|\bvulnerability in (?:apk|deb|rpm) package:")
-"""How Docker Scout and grype name a package of the distribution in a message."""
-_NOT_VULNERABILITIES = frozenset({"license", "misconfiguration", "secret"})
-"""Tags of SARIF rules for results that are not vulnerabilities. Trivy reports such results, too."""
-_LABELS = {
-    "vulnerability": "id", "severity": "severity", "package": "package", "installed version": "version",
-    "version": "version", "fixed version": "fixed", "fix version": "fixed",
-}  # fmt: skip
-_LINE = re.compile(
-    rf"^[ \t]*(?:(vulnerability)[ \t]+:?|({'|'.join(_LABELS)})[ \t]*:)[ \t]*(.*?)[ \t]*$", re.IGNORECASE | re.MULTILINE
-)
-_SENTENCES = (
-    re.compile(
-        r"^A (?P<severity>\w+) vulnerability in \S+ package: (?P<package>.+), version (?P<version>.*) was found"
-    ),
-    re.compile(r"\bvulnerable (?P<package>.+) package with an? (?P<severity>\w+) severity vulnerability"),
-)
-"""Patterns of the messages that grype and Snyk write for a result."""
-_NO_FIX = {"", "none", "not fixed"}
-_LOW_IF_UNKNOWN = "grype"
-"""Name of the scanner that also writes `low` for vulnerabilities of negligible or unknown severity."""
-_RATINGS: tuple[tuple[float, Severity], ...] = ((9.0, "critical"), (7.0, "high"), (4.0, "medium"), (0.1, "low"))
-"""Lowest CVSS score of each severity, from the qualitative severity rating scale in section 5 of the CVSS v3.1
-specification."""
-_SCANNED = re.compile(r"# debsecan --suite=[a-z]+: [1-9]\d* packages(?:\n|$)")
-"""Matches the line that `.github/scan` writes before the findings. Without findings, debsecan itself prints nothing."""
-_HEAD = re.compile(r"^(?P<id>[A-Z][\w.:-]+)(?: \((?P<notes>[^()]*)\))?$")
-_INSTALLED = re.compile(r"^  installed: (?P<package>\S+) (?P<version>\S+)$", re.MULTILINE)
-_URGENCY = re.compile(r"\b(low|medium|high) urgency\b")
-_AVAILABLE = "  fix is available for the selected suite"
+_DATA = DataFile(__file__)
+_LABELS: Mapping[str, str] = _DATA["labels"]
+_SENTENCES = [_DATA.patterns[name] for name in ("grype", "snyk")]
+_RATINGS: Mapping[Severity, float] = _DATA["ratings"]
 
 
 @dataclass(frozen=True)
@@ -138,7 +113,7 @@ def _read_run(run: Mapping[str, Any], place: str) -> ScanReport:
         if rule is None:
             index = result.get("ruleIndex", -1)
             rule = rules[index] if 0 <= index < len(rules) else {}
-        if kinds := _NOT_VULNERABILITIES.intersection((rule.get("properties") or {}).get("tags") or ()):
+        if kinds := {*_DATA["not-vulnerabilities"]}.intersection((rule.get("properties") or {}).get("tags") or ()):
             others |= kinds
             left_out += 1
             continue
@@ -168,7 +143,7 @@ def _is_of_distribution(result: Mapping[str, Any], rule: Mapping[str, Any]) -> b
     The name of the rule (Trivy), a tag of the rule (Snyk) or the message (other scanners) shows this."""
     tags = (rule.get("properties") or {}).get("tags") or ()
     named = rule.get("name") == "OsPackageVulnerability" or not {"apk", "deb", "rpm"}.isdisjoint(tags)
-    return named or bool(_DISTRIBUTION.search(str(result["message"].get("text"))))
+    return named or bool(_DATA.patterns["distribution"].search(str(result["message"].get("text"))))
 
 
 def _read_result(
@@ -194,12 +169,12 @@ def _read_result(
         raise ValueError(f"{place} does not name a package in a known form")
     rating = _rating((rule.get("properties") or {}).get("security-severity"))
     severity = _severity(found["severity"]) if "severity" in found else rating
-    if scanner.lower() == _LOW_IF_UNKNOWN and severity == "low" and rating != "low":
+    if scanner.lower() == _DATA["low-if-unknown"] and severity == "low" and rating != "low":
         severity = "unknown"
     fixed = found.get("fixed")
     finding = Vulnerability(
         id=found.get("id") or of_rule.get("id") or result["ruleId"], severity=severity, package=found["package"],
-        version=found.get("version", ""), fixed_in=None if (fixed or "").lower() in _NO_FIX else fixed,
+        version=found.get("version", ""), fixed_in=None if (fixed or "").lower() in _DATA["no-fix"] else fixed,
     )  # fmt: skip
     return finding, fixed is not None
 
@@ -208,7 +183,7 @@ def _labelled(text: str) -> dict[str, str]:
     """Return a mapping from labels to values, from the lines `Label: value` in a text.
     If a label occurs on several lines, only the first of these lines counts."""
     values: dict[str, str] = {}
-    for identifier, label, value in _LINE.findall(text):
+    for identifier, label, value in _DATA.patterns["line"].findall(text):
         values.setdefault(_LABELS[(identifier or label).lower()], value)
     return values
 
@@ -241,7 +216,7 @@ def _rating(score: object) -> Severity:
         number = float(str(score))
     except ValueError:
         return "unknown"
-    return next((severity for lowest, severity in _RATINGS if number >= lowest), "unknown")
+    return next((severity for severity, lowest in _RATINGS.items() if number >= lowest), "unknown")
 
 
 def _severity(word: object) -> Severity:
@@ -251,17 +226,17 @@ def _severity(word: object) -> Severity:
 def _read_debsecan(text: str) -> ScanReport:
     """Read the output of debsecan: one paragraph for each finding."""
     findings = []
-    scanned = _SCANNED.match(text)
+    scanned = _DATA.patterns["scanned"].match(text)
     for paragraph in filter(None, (part.strip("\n") for part in text[scanned.end() if scanned else 0 :].split("\n\n"))):
         first, _, rest = paragraph.partition("\n")
-        head, installed = _HEAD.match(first), _INSTALLED.search(rest)
+        head, installed = _DATA.patterns["head"].match(first), _DATA.patterns["installed"].search(rest)
         if not head or not installed:
             raise ValueError(f"{first[:80]!r} is neither SARIF nor a finding of `debsecan --format detail`")
-        urgency = _URGENCY.search(head["notes"] or "")
+        urgency = _DATA.patterns["urgency"].search(head["notes"] or "")
         findings.append(
             Vulnerability(
                 id=head["id"], severity=_severity(urgency[1] if urgency else None), package=installed["package"],
-                version=installed["version"], fixed_in="a newer version" if _AVAILABLE in rest else None,
+                version=installed["version"], fixed_in="a newer version" if _DATA["available"] in rest else None,
             )
         )  # fmt: skip
     notes = (

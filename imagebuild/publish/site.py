@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from string import Template
 from typing import get_args
 
 from imagebuild.bench.models import State
 from imagebuild.core import files
+from imagebuild.core.patterns import data_of
 from imagebuild.jobs.offer import enroot_reference
 from imagebuild.project.records import Catalog, Checks, PublishedImage, Scan, Severity
 from imagebuild.report.document import NONE
@@ -51,15 +53,8 @@ def pull_commands(repository: str) -> dict[str, str]:
     `repository` includes the registry. In the commands, `{ref}` stands for `:tag` or `@sha256:…`, and `{enroot}` stands
     for `:tag` or `:sha256:…`, because enroot 3 and 4.0 accept a digest only after a colon."""
     enroot, name = enroot_reference(repository), repository.rpartition("/")[2]
-    return {
-        "Docker": f"docker pull {repository}{{ref}}",
-        "enroot": f"enroot import -o {name}.sqsh {enroot}{{enroot}}",
-        "Apptainer": f"apptainer pull {name}.sif docker://{repository}{{ref}}",
-        "Slurm, pyxis": f"srun --mpi=pmix --container-image={enroot.removeprefix('docker://')}{{enroot}} bash",
-        "Kubernetes": f"kubectl run {name} --rm -it --restart=Never --image={repository}{{ref}} -- bash",
-        "Dockerfile": f"FROM {repository}{{ref}}",
-        "Benchmark": f"imagebuild job mpijob --profile h100 --image {repository}{{ref}}",
-    }
+    words = {"repository": repository, "name": name, "enroot": enroot, "squash": enroot.removeprefix("docker://")}
+    return {title: Template(text).substitute(words) for title, text in data_of(__file__).items()}
 
 
 def checks_badge(runs: Sequence[Checks]) -> Badge:

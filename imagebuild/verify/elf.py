@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import IO, Any, cast
 
-import yaml
 from elftools.common.exceptions import ELFError
 from elftools.elf.constants import P_FLAGS
 from elftools.elf.dynamic import DynamicSegment
@@ -22,9 +20,10 @@ from elftools.elf.sections import SymbolTableSection
 from elftools.elf.segments import InterpSegment
 
 from imagebuild.core.fields import CPUS
+from imagebuild.core.patterns import data_of
 from imagebuild.verify.files import Elf, GpuCode, Tree
 
-PATTERNS = yaml.safe_load(Path(__file__).with_name("patterns.yaml").read_text(encoding="utf-8"))
+PATTERNS = data_of(__file__, "patterns")
 """What the rules search for: regular expressions for paths, kinds of paths, secrets, and parts of ELF files."""
 SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 """Names of the ELF sections with fat binaries, which contain GPU code: first of linked code, then of relocatable

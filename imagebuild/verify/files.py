@@ -134,22 +134,43 @@ def _join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-class UnpackedLayer:
+class _Members:
+    """Files by their paths, and the names in each folder."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, FileEntry] = {}
+        self._names: dict[str, set[str]] = {}
+
+    def _put(self, path: str, entry: FileEntry) -> None:
+        self.entries[path] = entry
+        folder, _, name = path.rpartition("/")
+        self._names.setdefault(folder, set()).add(name)
+
+    def _remove(self, path: str) -> list[str]:
+        """Remove a path and all paths below it, and return them."""
+        folder, _, name = path.rpartition("/")
+        self._names[folder].discard(name)
+        gone = [path]
+        for here in gone:
+            self.entries.pop(here, None)
+            gone += [_join(here, name) for name in self._names.pop(here, ())]
+        return gone
+
+
+class UnpackedLayer(_Members):
     """The files of a layer as containerd unpacks them: each layer alone, into an empty folder.
 
     Links lead only to files of the same layer. A missing folder gets the attributes of the same folder in the layers
-    below."""
+    below. A device with the numbers HIDES hides a file of lower layers. In `entries`, folders precede their content."""
 
     def __init__(self, layer: Layer, lower: Sequence[UnpackedLayer] = ()) -> None:
         """Unpack a layer. `lower` are the layers below, the next one first.
         Raises ResultError if containerd would refuse the layer."""
-        self.entries: dict[str, FileEntry] = {}
-        """The entries, each folder before its content. A device with the numbers HIDES hides a file of lower layers."""
+        super().__init__()
         self.opaque: set[str] = set()
         """Folders that hide the content of the same folder in lower layers."""
         self.implied: set[str] = set()
         """Folders for which the layer has no member."""
-        self._names: dict[str, set[str]] = {}
         self._lower = lower
         self._inodes: dict[str, int] = {}
         """Maps the paths of a file with hard links to a number of the file. Its owner and mode are those of the last
@@ -206,7 +227,7 @@ class UnpackedLayer:
             raise _refused(entry, "this symlink has no target")
         if entry.kind != "global":
             self.implied.discard(path)
-            self._put(path, entry)
+            self._put(path, entry if entry.path == path else replace(entry, path=path))
 
     def _linked(self, entry: FileEntry, path: str) -> FileEntry:
         """Return the file to which a hard link leads, with the attributes of the link."""
@@ -250,40 +271,25 @@ class UnpackedLayer:
         # Linux gives a new folder the group of its parent if the parent is setgid.
         return FileEntry(path, "folder", 0o755, gid=parent.gid if parent and parent.mode & 0o2000 else 0)
 
-    def _put(self, path: str, entry: FileEntry) -> None:
-        self.entries[path] = entry if entry.path == path else replace(entry, path=path)
-        folder, _, name = path.rpartition("/")
-        self._names.setdefault(folder, set()).add(name)
-
-    def _remove(self, path: str) -> None:
-        for gone in _subtree(self._names, path):
-            self.entries.pop(gone, None)
-            self._inodes.pop(gone, None)
-            self.opaque.discard(gone)
-        folder, _, name = path.rpartition("/")
-        self._names[folder].discard(name)
+    def _remove(self, path: str) -> list[str]:
+        gone = super()._remove(path)
+        for each in gone:
+            self._inodes.pop(each, None)
+            self.opaque.discard(each)
+        return gone
 
 
 def _refused(entry: FileEntry, why: str) -> ResultError:
     return ResultError(f"layer {entry.layer + 1}: /{entry.path}: {why}; engines refuse the image, so build it again")
 
 
-def _subtree(names: dict[str, set[str]], path: str) -> Iterator[str]:
-    """Yield a path and all paths below it, and remove their names."""
-    paths = [path]
-    while paths:
-        yield (here := paths.pop())
-        paths += [_join(here, name) for name in names.pop(here, ())]
-
-
-class Tree:
+class Tree(_Members):
     """The files that a container sees, merged from layers.
     Paths have no leading or trailing slash; the root is the empty path."""
 
     def __init__(self, layers: Iterable[Layer] = ()) -> None:
         """Merge the layers. Raises ResultError if containerd would refuse one of them."""
-        self._entries: dict[str, FileEntry] = {}
-        self._names: dict[str, set[str]] = {}
+        super().__init__()
         lower: list[UnpackedLayer] = []
         for layer in layers:
             unpacked = UnpackedLayer(layer, lower)
@@ -292,33 +298,25 @@ class Tree:
 
     def _merge(self, layer: UnpackedLayer) -> None:
         for path, entry in layer.entries.items():
-            old = self._entries.get(path)
+            old = self.entries.get(path)
             if old and old.kind == "folder" and entry.kind == "folder":
                 if path in layer.opaque:
                     for name in self.names(path):
                         self._remove(_join(path, name))
                 if path not in layer.implied or (old.mode, old.uid, old.gid) != (entry.mode, entry.uid, entry.gid):
-                    self._entries[path] = entry
+                    self.entries[path] = entry
                 continue
             if old:
                 self._remove(path)
             if (entry.kind, entry.target) != ("device", HIDES):
-                self._entries[path] = entry
-                folder, _, name = path.rpartition("/")
-                self._names.setdefault(folder, set()).add(name)
-
-    def _remove(self, path: str) -> None:
-        for gone in _subtree(self._names, path):
-            self._entries.pop(gone, None)
-        folder, _, name = path.rpartition("/")
-        self._names[folder].discard(name)
+                self._put(path, entry)
 
     def __iter__(self) -> Iterator[FileEntry]:
-        return iter(self._entries.values())
+        return iter(self.entries.values())
 
     def get(self, path: str) -> FileEntry | None:
         """Return the entry at a path without following links."""
-        return self._entries.get(path)
+        return self.entries.get(path)
 
     def names(self, path: str) -> list[str]:
         """Return the names in a folder, sorted."""
@@ -327,18 +325,18 @@ class Tree:
     def resolve(self, path: str) -> str | None:
         """Return the path after following all symlinks; None if it does not exist or the links are circular."""
         real = self._follow(path)
-        return real if real == "" or real in self._entries else None
+        return real if real == "" or real in self.entries else None
 
     def find(self, path: str) -> FileEntry | None:
         """Return the entry that a program gets when it opens the path, after following all symlinks."""
         real = self._follow(path)
-        return None if real is None else self._entries.get(real)
+        return None if real is None else self.entries.get(real)
 
     def trail(self, path: str) -> list[FileEntry]:
         """Return all folders and links through which a program goes to open a path, and the entry at the path."""
         seen: list[str] = []
         self._follow(path, seen)
-        return [entry for entry in map(self._entries.get, dict.fromkeys(seen)) if entry]
+        return [entry for entry in map(self.entries.get, dict.fromkeys(seen)) if entry]
 
     def glob(self, pattern: str) -> list[str]:
         """Return the existing paths that match a shell pattern; symlinks to folders are followed."""
@@ -360,7 +358,7 @@ class Tree:
         while rest:
             part = rest.pop()
             here = f"{done}/{part}".lstrip("/")
-            entry = self._entries.get(here)
+            entry = self.entries.get(here)
             if seen is not None:
                 seen.append(here)
             if part == "..":

@@ -12,19 +12,19 @@ from pathlib import Path
 from posixpath import normpath
 from typing import Any, NamedTuple
 
-import yaml
 from pydantic import BaseModel
 
 from imagebuild.core import console
 from imagebuild.core.advisory import Place, is_packaged, known_bad
 from imagebuild.core.errors import CommandError
+from imagebuild.core.patterns import data_of
 from imagebuild.core.run import ARCHITECTURES
 from imagebuild.jobs.facts import DATA as JOB_FACTS
 from imagebuild.verify.elf import PATTERNS
 from imagebuild.verify.runner import run_behind, shell_script
 from imagebuild.verify.wheels import RECORD, record_hash
 
-DATA = yaml.safe_load(Path(__file__).with_name("loaded.yaml").read_text(encoding="utf-8"))
+DATA = data_of(__file__)
 MARK = "imagebuild-loaded:"
 ROLES: Mapping[str, Mapping[str, Any]] = {row["name"]: row for row in DATA["roles"]}
 FILES = {name: re.compile(rf"({row['file']}){DATA['ending']}$") for name, row in ROLES.items()}

@@ -17,6 +17,7 @@ from pathlib import Path, PurePath
 from imagebuild.bench.verification import Surroundings
 from imagebuild.core import console, run
 from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.patterns import data_of
 from imagebuild.core.run import Finished
 
 EXEC = "exec:"
@@ -136,18 +137,8 @@ GRACE_S = 5
 """Seconds between SIGTERM and SIGKILL."""
 LATE = (124, 137)
 """Exit statuses of `timeout` if the command exceeded its time limit and was ended by SIGTERM or SIGKILL."""
-# `timeout` makes a process group, so that background processes end with the command, too.
-# The exit status is that of the script, or one of LATE.
-_WRAPPER = """\
-exec 2> /dev/null
-{account}cd /
-{exports}timeout -k {grace} {seconds:g} {start}bash -euo pipefail -c {script} < /dev/null 2>&1 &
-trap 'kill $!; wait $!' TERM HUP INT
-wait $!
-status=$?
-kill -KILL -- -$!
-exit "$status"
-"""
+WRAPPER: str = data_of(__file__)["wrapper"]
+"""The script that runs a command."""
 
 
 class Session(ABC):
@@ -195,7 +186,7 @@ class Session(ABC):
             as_other = ("setpriv", f"--reuid={user}", f"--regid=$(id -g {user})", "--init-groups")
             account = f"id -u {user} > /dev/null || {{ echo {shlex.quote(no_user)}; exit 1; }}\n{account}"
         exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
-        program = _WRAPPER.format(
+        program = WRAPPER.format(
             account=account, exports=exports, grace=GRACE_S, seconds=command.timeout_s,
             start="".join(f"{word} " for word in as_other), script=shlex.quote(command.script),
         )  # fmt: skip

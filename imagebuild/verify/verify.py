@@ -20,6 +20,7 @@ from imagebuild.bench.verification import CheckResult, Surroundings, VerifyResul
 from imagebuild.core import console, files
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import CPUS, VERSION
+from imagebuild.core.patterns import data_of
 from imagebuild.oci import engine
 from imagebuild.project.plan import Plan
 from imagebuild.project.project import Project
@@ -266,14 +267,7 @@ def components_to_check(
 
 
 REPORT_TIMEOUT_S = 60
-REPORTS: Mapping[str, str] = {
-    "os-release": "cat /etc/os-release",
-    "processors": "lscpu",
-    "gpus": "nvidia-smi -q",
-    "topology": "nvidia-smi topo -m",
-    "nvlink": "nvidia-smi nvlink --status",
-    "rdma": "ibv_devinfo -v || rdma link show",
-}
+REPORTS: Mapping[str, str] = data_of(__file__)
 """Maps each file of the evidence folder, without `.txt`, to the script that prints its content."""
 
 

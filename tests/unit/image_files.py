@@ -203,3 +203,23 @@ def cache(paths: Iterable[str]) -> bytes:
         strings += name.encode() + b"\0" + path.encode() + b"\0"
         entries += struct.pack("<iIIIQ", 0x303, at, at + len(name) + 1, 0, 0)
     return struct.pack("<20sII20x", b"glibc-ld.so.cache1.1", len(found), len(strings)) + entries + strings
+
+
+def member(row: str | Mapping[str, Any]) -> Node | bytes:
+    """Return a member of a layer from YAML: a text, a link (`to`), or fields of a Node, whose content may begin with
+    `real` (the name of a library in REAL), a `cache`, or an ELF file with `gpu` code and other arguments of `elf`."""
+    if isinstance(row, str):
+        return row.encode()
+    if "to" in row:
+        return symlink(row["to"])
+    own = {name: row[name] for name in ("mode", "type", "target", "pax", "content") if name in row}
+    values = {name: value for name, value in row.items() if name not in own}
+    if "gpu" in values:
+        values["fatbin"] = fatbin(*map(tuple, values.pop("gpu")))
+    content = (
+        REAL[values.pop("real")] if "real" in values else cache(values.pop("cache", ())) if "cache" in row else b""
+    )
+    if values or not (own or content):
+        content = elf(**values)
+    own["content"] = content + own.get("content", "").encode()
+    return Node(**own | ({"type": own["type"].encode()} if "type" in own else {}))

@@ -42,10 +42,9 @@ from tests.registry_fake import FakeRegistry
 
 CASES = data("cases/build/buildx")
 
-T0, T1, T2 = (f"2026-01-01T00:00:0{n}.123456789Z" for n in range(3))
+TIMES = {f"T{n}": f"2026-01-01T00:00:0{n}.123456789Z" for n in range(3)}
+T0, T1, T2 = TIMES.values()
 RUN = "[open-cuda13_0 linux/amd64->arm64 ucx 2/3] RUN make"
-OTHER = RUN.replace("13_0", "13_5")
-ADD = "[ucx-source 1/1] ADD https://example.org/a.tar /"
 
 
 def vertex(digest: str = "a", name: str = RUN, *, start: str | None = T0, end: str | None = None, **more: Any) -> Any:
@@ -76,36 +75,14 @@ def test_one_object_a_line_and_indented_objects_are_read_alike() -> None:
     )  # fmt: skip
 
 
-CANCELLED = "context canceled: context canceled"
-STEPS: dict[str, tuple[list[Any], list[tuple[bool, float]]]] = {
-    "two targets share a step, which ran once": (
-        [vertex(end=T1), vertex("a", OTHER, start=T2, end=T2, cached=True)], [(False, 1.0)]),
-    "it was in the cache for one target, and ran for another": (
-        [vertex(end=T0, cached=True), vertex(end=T2)], [(False, 2.0)]),
-    "it failed at once": ([vertex(end=T0, error="no such file")], [(False, 0.0)]),
-    "layers came after it": ([vertex(end=T0, cached=True), layer(""), vertex(), vertex(end=T2)], [(True, 2.0)]),
-    "layers came first": ([layer(""), vertex(), vertex(end=T2)], [(True, 2.0)]),
-    "layers were extracted": ([layer("extracting "), vertex(), vertex(end=T2)], [(True, 2.0)]),
-    "it was cancelled, and then run": (
-        [vertex(end=T0, error=CANCELLED), vertex(start=T1, end=T2)], [(False, 1.0)]),
-    "it was cancelled while its inputs were looked up, for an equal one": (
-        [vertex(end=T0, error=f"failed to calculate checksum of ref a::b: {CANCELLED}"), vertex("b", OTHER, end=T1)],
-        [(True, 0.0), (False, 1.0)]),
-    "internal steps, halves of COPY --link, and what was fetched are none": (
-        [vertex("a", "[internal] load build definition", end=T1), vertex("c", "exporting to image", end=T1),
-         vertex("b", "[image 3/9] LINK COPY --link --from=a / /", end=T1),
-         vertex("d", "[fetched-0a1b 1/1] COPY . /", end=T1)], []),
-    "the source of an ADD, which every build identifies": ([vertex("a", ADD, end=T0)], []),
-    "an ADD that was in the cache": (
-        [vertex("a", ADD, end=T0), vertex("b", ADD, inputs=["a"], end=T0, cached=True)], [(True, 0.0)]),
-    "what starts from nothing is a step": (
-        [vertex("c", "[x 1/2] FROM docker.io/x", start=None, end=T0)], [(False, 0.0)]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("events", "steps"), STEPS.values(), ids=STEPS)
-def test_which_steps_ran_and_for_how_long(events: list[Any], steps: list[tuple[bool, float]]) -> None:
-    assert [(step.cached, step.seconds) for step in read(*events).steps({})] == steps
+@pytest.mark.parametrize("row", CASES["steps"], ids=lambda row: row["case"])
+def test_which_steps_ran_and_for_how_long(row: dict[str, Any]) -> None:
+    events = [
+        {key: TIMES.get(value, value) if key in ("start", "end") else value for key, value in event.items()}
+        for event in row["events"]
+    ]
+    stream = read(*(layer(event["bar"]) if "bar" in event else vertex(**event) for event in events))
+    assert [[step.cached, step.seconds] for step in stream.steps({})] == row["steps"]
 
 
 @pytest.mark.parametrize(

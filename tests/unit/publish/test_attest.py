@@ -29,6 +29,7 @@ from imagebuild.publish.attest import AttestResult, add_attachment, verify_attac
 from imagebuild.publish.evidence import PUBLICATION
 from imagebuild.publish.signatures import Signer
 from tests.attached import RECENT, provenance, scan, spdx, verification
+from tests.conftest import data
 from tests.registry_fake import FakeRegistry
 from tests.report_samples import GOOD
 from tests.unit.conftest import Call
@@ -43,6 +44,7 @@ from tests.unit.publish.conftest import (
     put_index,
 )
 
+CASES = data("cases/publish/attest")
 OTHER = f"sha256:{'9' * 64}"
 SUBJECT = f"sha256:{'1' * 64}"
 
@@ -52,6 +54,7 @@ def day(number: int) -> str:
     return (datetime.now(UTC) + timedelta(days=number)).isoformat(timespec="seconds")
 
 
+MADE: dict[str, Callable[..., dict[str, Any]]] = {"sbom": spdx, "verification": verification, "scan": scan}
 BENCHMARK = GOOD.model_copy(update={"verifications": ()})
 
 
@@ -119,76 +122,39 @@ def test_damage_is_wrong_though_nobody_asked_for_it(published: Published, monkey
             published.registry.repositories[REPOSITORY].manifests.pop(item.digest, None)
 
 
-def statement(**changed: object) -> bytes:
-    digest = {"sha256": SUBJECT.removeprefix("sha256:")}
-    document: dict[str, object] = {
-        "_type": "https://in-toto.io/Statement/v1", "subject": [{"name": "open", "digest": digest}],
-        "predicateType": KINDS["scan"], "predicate": {},
-    }  # fmt: skip
-    return json.dumps(document | changed).encode()
-
-
-def envelope(payload: bytes, kind: str = STATEMENT_MEDIA) -> bytes:
-    return json.dumps({"dsseEnvelope": {"payloadType": kind, "payload": base64.b64encode(payload).decode()}}).encode()
-
-
-@pytest.mark.parametrize(
-    ("media_type", "content", "message"),
-    [
-        (STATEMENT_MEDIA, statement(), ""),
-        (BUNDLE_MEDIA, envelope(statement()), ""),
-        (STATEMENT_MEDIA, statement(_type="https://in-toto.io/Statement/v9"), "Statement/v9"),
-        (STATEMENT_MEDIA, statement(predicateType="https://spdx.dev/Document"), "not urn:imagebuild:scan:v1"),
-        (STATEMENT_MEDIA, statement(subject=[{"digest": {"sha256": "9" * 64}}]), "is about another image: sha256:9999"),
-        (BUNDLE_MEDIA, envelope(statement(), "text/plain"), "is a text/plain, not an in-toto statement"),
-        (BUNDLE_MEDIA, b"{}", "cannot be read"),
-        (STATEMENT_MEDIA, b"[" * 100_000, "cannot be read: RecursionError"),
-    ],
-)
-def test_statements_about_another_image_or_nothing(media_type: str, content: bytes, message: str) -> None:
-    registry = FakeRegistry()
-    name = "dev.sigstore.bundle.predicateType" if media_type == BUNDLE_MEDIA else "in-toto.io/predicate-type"
-    attachment = Attachment("f", media_type, content, {name: KINDS["scan"]})
+@pytest.mark.parametrize("row", CASES["statements"], ids=str)
+def test_statements_about_another_image_or_nothing(row: dict[str, Any]) -> None:
+    registry, media_type = FakeRegistry(), BUNDLE_MEDIA if "bundle" in row else STATEMENT_MEDIA
+    text = json.dumps({
+        "_type": "https://in-toto.io/Statement/v1", "predicateType": KINDS["scan"], "predicate": {},
+        "subject": [{"name": "open", "digest": {"sha256": SUBJECT.removeprefix("sha256:")}}], **row.get("change", {}),
+    })  # fmt: skip
+    if "bundle" in row:
+        payload = base64.b64encode(text.encode()).decode()
+        text = json.dumps({"dsseEnvelope": {"payloadType": row.get("type", STATEMENT_MEDIA), "payload": payload}})
+    text = row.get("text", text) * row.get("times", 1)
+    name = "dev.sigstore.bundle.predicateType" if "bundle" in row else "in-toto.io/predicate-type"
+    attachment = Attachment("f", media_type, text.encode(), {name: KINDS["scan"]})
     registry.at(REPOSITORY).attach(Descriptor("m", SUBJECT, 1), attachment)
     (read,) = read_attestations(registry.at(REPOSITORY), SUBJECT)
     assert read.kind == "scan"
-    assert message in read.problem
-    assert bool(message) == bool(read.problem)
+    assert row["says"] in read.problem
+    assert bool(row["says"]) == bool(read.problem)
 
 
-@pytest.mark.parametrize(
-    ("kind", "document", "outcome", "message"),
-    [
-        ("sbom", spdx, "passed", "2 packages and components"),
-        ("sbom", lambda _: {"spdxVersion": "SPDX-2.3", "packages": []}, "broken", "an image without a digest"),
-        ("sbom", lambda _: {"spdxVersion": "SPDX-3.0", "packages": []}, "broken", "spdxVersion: "),
-        ("verification", verification, "passed", "1 checks passed, 1 skipped"),
-        ("verification", lambda digest: verification(digest, outcome="failed"), "failed", "failed: ucx/version"),
-        ("verification", lambda digest: verification(digest, outcome="skipped"), "failed", "nothing passed; 0 checks"),
-        ("scan", scan, "passed", f"grype 0.1, 0 findings, {RECENT[:10]}"),
-        ("scan", lambda digest: scan(digest, started=day(-15)), "failed", "the scan is older than 14 days; scan the"),
-        ("scan", lambda digest: scan(digest, started=day(-13)), "passed", "0 findings"),
-        ("scan", lambda digest: scan(digest, "failed"), "failed", "CVE-1 is critical"),
-        ("benchmark", lambda _: BENCHMARK.model_dump(mode="json"), "passed", " results"),
-        ("benchmark", lambda _: {"about": BENCHMARK.about.model_dump()}, "failed", "nothing was measured"),
-        ("provenance", lambda _: provenance(AMD64), "passed", "1 sources, commit cccccccccccc"),
-        ("provenance", lambda _: provenance(ARM64), "broken", "is about linux/arm64"),
-        (
-            "provenance", lambda _: provenance(AMD64, {"name": "x", "annotations": {"instead-of": "pkg:oci/debian"}}),
-            "passed", "1 of them not from the lock",
-        ),
-        (
-            "provenance", lambda _: provenance(AMD64, {"name": "ucx-source", "uri": "urn:imagebuild:folder:ucx"}),
-            "failed", "built from local folders, whose content is unknown: ucx-source",
-        ),
-    ],
-)  # fmt: skip
-def test_what_an_attachment_says(
-    published: Published, kind: str, document: Callable[[str], object], outcome: str, message: str
-) -> None:
-    attachment = published.attach(kind, document(published.amd64))
+@pytest.mark.parametrize("row", CASES["attachments"], ids=str)
+def test_what_an_attachment_says(published: Published, row: dict[str, Any]) -> None:
+    given = {**row.get("given", {}), **({"started": day(-row["age"])} if "age" in row else {})}
+    if row["kind"] == "benchmark":
+        document = BENCHMARK.model_dump(mode="json", include={"about"} if "without" in row else None)
+    elif row["kind"] == "provenance":
+        document = provenance(given.get("platform", AMD64), *filter(None, [row.get("source")]))
+    else:
+        document = MADE[row["kind"]](published.amd64, **given)
+    attachment = published.attach(row["kind"], row.get("content", document))
     (finding,) = [f for f in published.verify().findings if f.attachment == attachment]
-    assert (finding.outcome, message in finding.detail) == (outcome, True), finding.detail
+    says = row["says"].replace("RECENT", RECENT[:10])
+    assert (finding.outcome, says in finding.detail) == (row["outcome"], True), finding.detail
 
 
 def test_of_a_verification_of_the_index_the_platform_counts(published: Published) -> None:

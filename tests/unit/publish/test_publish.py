@@ -8,7 +8,7 @@ import random
 import threading
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ from imagebuild.project.records import Published
 from imagebuild.publish.attest import attach, verify_attachments
 from imagebuild.publish.evidence import NewAttachment
 from imagebuild.publish.signatures import Signer
-from tests.cosign_fake import FakeCosign
 from tests.faulty import Answer
-from tests.publish_fakes import AMD64, ARM64, COMMIT, HOST, NEW, OLD, Done, Site, passing
+from tests.publish_fakes import AMD64, ARM64, COMMIT, HOST, NEW, OLD, Site, passing
 from tests.registry_fake import FakeRegistry, Request, index, put_image
+from tests.unit.publish.conftest import Signers
 
 TAG = f"cuda13.0-tool3.4-{COMMIT[:7]}"
 
@@ -61,78 +61,63 @@ def test_a_verified_target_gets_its_tags_and_aliases(site: Site) -> None:
     assert (again.state, again.digest) == ("unchanged", done.digest)
 
 
-@dataclass
-class Signing:
-    """A site whose images are signed by `cosign.key`; what anybody can trust there is looked at with `cosign.pub`."""
-
-    site: Site
-    fake: FakeCosign
-
-    def signer(self, key: str = "cosign") -> Signer:
-        (self.site.root / f"{key}.key").touch()
-        return Signer(str(self.site.root / f"{key}.key"), cosign=self.fake.cosign(), signs=True)
-
-    def publish(self, key: str = "cosign") -> Done:
-        return self.site.publish(signer=self.signer(key))
-
-    def wrong(self) -> list[tuple[str, str]]:
-        """What `attest verify` objects to in the image that is called latest."""
-        required, name = ("verification", "provenance", "signature"), parse_reference(f"{HOST}/acme/tiny:latest")
-        result = verify_attachments(name, self.site.fake, required, self.signer())
-        return [(finding.kind, finding.outcome) for finding in result.findings if finding.is_wrong]
-
-
-@pytest.fixture(params=[2, 3], ids=["cosign2", "cosign3"])
-def signing(site: Site, request: pytest.FixtureRequest) -> Signing:
+@pytest.fixture
+def ready(site: Site) -> Site:
     site.ready(NEW)
-    return Signing(site, FakeCosign(request.param))
+    return site
 
 
-@pytest.mark.parametrize("key", [None, "", "stranger"], ids=["new", "unsigned", "by-a-stranger"])
-def test_what_nobody_trusted_signed_is_attached_and_signed_once(signing: Signing, key: str | None) -> None:
+def wrong(site: Site, signers: Signers) -> list[tuple[str, str]]:
+    """What `attest verify` objects to in the image that is called latest."""
+    required, name = ("verification", "provenance", "signature"), parse_reference(f"{HOST}/acme/tiny:latest")
+    result = verify_attachments(name, site.fake, required, signers.trust())
+    return [(finding.kind, finding.outcome) for finding in result.findings if finding.is_wrong]
+
+
+@pytest.mark.parametrize("key", [None, "", "theirs"], ids=["new", "unsigned", "by-a-stranger"])
+def test_what_nobody_trusted_signed_is_attached_and_signed_once(ready: Site, signers: Signers, key: str | None) -> None:
     """Provenance too, of which any other would do: it is of an earlier build, or of somebody who may push."""
     if key is not None:
-        _ = signing.publish(key) if key else signing.site.publish()
-        assert ("provenance", "missing") in signing.wrong()
-    done = signing.publish().only
+        ready.publish(signer=signers.signer(key) if key else None)
+        assert ("provenance", "missing") in wrong(ready, signers)
+    done = ready.publish(signer=signers.signer()).only
     assert (done.state, done.attached, done.signed) == ("published", {"provenance": 4, "verification": 4}, 3)
-    assert signing.wrong() == []
-    again = signing.publish().only
+    assert wrong(ready, signers) == []
+    again = ready.publish(signer=signers.signer()).only
     assert (again.state, again.attached, again.signed) == ("unchanged", {}, 0)
 
 
-def test_without_a_signature_nothing_is_sent(signing: Signing) -> None:
-    signing.fake.down = "the log does not answer"
-    signing.site.fake.calls.clear()
-    failed = signing.publish().only
+def test_without_a_signature_nothing_is_sent(ready: Site, signers: Signers) -> None:
+    signers.fake.down = "the log does not answer"
+    ready.fake.calls.clear()
+    failed = ready.publish(signer=signers.signer()).only
     reason = "nothing was pushed, because a trial signature failed: `cosign` failed (1): the log does not answer"
     assert (failed.state, failed.reasons) == ("failed", (reason,))
-    assert not signing.site.fake.calls
+    assert not ready.fake.calls
 
 
-def test_what_attest_verify_would_refuse_gets_no_tag(signing: Signing) -> None:
+def test_what_attest_verify_would_refuse_gets_no_tag(ready: Site, signers: Signers) -> None:
     """A trusted verification that says that a check failed was attached by `attest add`, and lies in no file here."""
-    site = signing.site
-    signing.publish()
-    digest = site.fake.repositories["acme/tiny"].tags.pop("latest")
-    (image, _) = manifests_of(site.fake.at("acme/tiny").manifest(digest).document)
-    failed = site.verified(image.digest, file="x.json", outcomes={"library/works": "failed"})
-    (site.evidence / "x.json").unlink()
+    ready.publish(signer=signers.signer())
+    digest = ready.fake.repositories["acme/tiny"].tags.pop("latest")
+    (image, _) = manifests_of(ready.fake.at("acme/tiny").manifest(digest).document)
+    failed = ready.verified(image.digest, file="x.json", outcomes={"library/works": "failed"})
+    (ready.evidence / "x.json").unlink()
     content = encode_predicate(failed.model_dump(mode="json"))
-    attach(site.fake.at("acme/tiny"), image, NewAttachment("verification", content), signing.signer())
-    refused = signing.publish()
+    attach(ready.fake.at("acme/tiny"), image, NewAttachment("verification", content), signers.signer())
+    refused = ready.publish(signer=signers.signer())
     assert refused.states == ["failed"]
     assert "is failed: failed: library/works; " in refused.reasons
-    assert "latest" not in site.tags()
+    assert "latest" not in ready.tags()
 
 
-def test_what_signs_without_a_key_must_be_named(signing: Signing) -> None:
-    signer = Signer(cosign=signing.fake.cosign(), signs=True)
+def test_what_signs_without_a_key_must_be_named(ready: Site, signers: Signers) -> None:
+    signer = Signer(cosign=signers.fake.cosign(), signs=True)
     with pytest.raises(ConfigError, match="no signer is named"):
-        signing.site.publish(signer=signer)
+        ready.publish(signer=signer)
     named = replace(signer, identities=("https://git.test/x@main",), issuer="https://issuer.test", source="acme/images")
-    assert signing.site.publish(signer=named).states == ["published"]
-    verified = [call for call in signing.fake.calls if call[0] == "verify"]
+    assert ready.publish(signer=named).states == ["published"]
+    verified = [call for call in signers.fake.calls if call[0] == "verify"]
     assert all({"https://issuer.test", "acme/images"} < {*call} for call in verified)
 
 

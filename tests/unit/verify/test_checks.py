@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from imagebuild.bench.models import Launch, PerftestTable, Results, Run
+from imagebuild.bench.models import Launch, Results, Run
 from imagebuild.bench.read import read_files
 from imagebuild.bench.verification import CheckResult, Surroundings
 from imagebuild.core.errors import ConfigError, NothingSelected
@@ -137,18 +137,10 @@ def test_without_a_version_any_is_accepted_and_that_is_said(project: Project, tm
     assert outcomes(project, tmp_path, answers, version=None, axes={})["version"][0] == "failed"
 
 
-@pytest.mark.parametrize(
-    ("done", "reason"),
-    [
-        (execution(0, "warning\nlibrary 1.2\n"), ""),
-        (execution(0, "library 1x2\n"), "the output does not match"),
-        (execution(0, "library 1.20\n"), "the output does not match"),
-        (execution(124, "library 1.2\n"), "exit status 124"),
-        (execution(None, "", problem="no user mpiuser"), "no user mpiuser"),
-    ],
-)
-def test_judge(done: Execution, reason: str) -> None:
-    found = judge_check(Check(name="version", description="d", run="x", expect="^library {version}$"), "1.2", done)
+@pytest.mark.parametrize(("status", "output", "problem", "reason"), CASES["judged"])
+def test_judge(status: int | None, output: str, problem: str, reason: str) -> None:
+    check = Check(name="version", description="d", run="x", expect="^library {version}$")
+    found = judge_check(check, "1.2", execution(status, output, problem))
     assert (found.startswith(reason), bool(found)) == (True, bool(reason))
 
 
@@ -210,21 +202,6 @@ def test_a_missing_script_is_an_error(project: Project, tiny: Files, tmp_path: P
 # Benchmarks
 
 
-def copy(verdict: str) -> Results:
-    test = {"source": "s", "name": "copy", "unit": "GB/s", "verdict": verdict, "matrix": None, "sum": 1}
-    return Results.model_validate({"tests": [test]})
-
-
-def memory(verdict: str) -> Results:
-    test = {"source": "s", "category": None, "test": "memory", "verdict": verdict}
-    return Results.model_validate({"diagnostics": [test]})
-
-
-def put(verdict: str) -> Results:
-    table = PerftestTable(source="s", tool="ucx_perftest", test="put", unit="MiB/sec")
-    return Results(tables=(table.model_copy(update={"verdict": verdict}),))
-
-
 CHECK = Check(name="all-reduce", description="d", run="x", results="nccl-tests")
 
 
@@ -238,25 +215,13 @@ def result(*runs: Run, outcome: str = "passed") -> CheckResult:
     )
 
 
-@pytest.mark.parametrize(
-    ("tool", "results", "message"),
-    [
-        ("nccl-tests", Results(runs=(run(),)), ""),
-        ("nccl-tests", Results(runs=(run(), run(verdict="wrong-data", reason="3 wrong"))), "wrong-data: 3 wrong"),
-        ("nccl-tests", Results(), "the output contains no result of nccl-tests"),
-        ("nvbandwidth", copy("ok"), ""),
-        ("nvbandwidth", copy("failed"), "copy: failed"),
-        ("nvbandwidth", copy("waived"), "no result of nvbandwidth"),
-        ("dcgmi", memory("warned"), ""),
-        ("dcgmi", memory("failed"), "memory: failed"),
-        ("ucx_perftest", put("ok"), ""),
-        ("ucx_perftest", put("truncated"), "put: truncated"),
-        ("perftest", put("ok"), "no result of perftest"),
-    ],
-)
-def test_what_makes_results_bad(tool: str, results: Results, message: str) -> None:
-    assert message in correctness_problem(results, tool)
-    assert bool(correctness_problem(results, tool)) is bool(message)
+@pytest.mark.parametrize("row", CASES["bad-results"], ids=str)
+def test_what_makes_results_bad(row: dict[str, Any]) -> None:
+    runs = tuple(run(**changes) for changes in row.get("runs", ()))
+    results = Results.model_validate({key: row[key] for key in ("tests", "diagnostics", "tables") if key in row})
+    problem = correctness_problem(results.model_copy(update={"runs": runs}), row["tool"])
+    assert row["says"] in problem
+    assert bool(problem) is bool(row["says"])
 
 
 TABLE: str = CASES["table"]

@@ -10,6 +10,7 @@ from docker import DockerClient
 
 from imagebuild.verify import docker
 from imagebuild.verify.docker import CDI, GPU, container_options, weaker_options, with_share_of_gpus
+from tests.conftest import data
 
 
 def test_an_option_that_the_engine_refuses_is_left_out() -> None:
@@ -32,17 +33,7 @@ def test_an_option_that_the_engine_refuses_is_left_out() -> None:
     assert container_options({"Runtimes": {"nvidia": {}}}, bare=True).keys() == {"hostname", "shm_size", "cap_add"}
 
 
-@pytest.mark.parametrize(
-    ("url", "name", "present", "bare"),
-    [
-        ("http+docker://localhost", "", "", True),
-        ("http+docker://ssh", "", "", False),
-        ("http://10.0.0.7:2375", "", "", False),
-        ("http+docker://localhost", "other", "", False),
-        ("http+docker://localhost", "", "module", False),
-        ("http+docker://localhost", "", "cdi/nvidia.yaml", False),
-    ],
-)
+@pytest.mark.parametrize(("url", "name", "present", "bare"), data("cases/verify/docker"))
 def test_only_the_own_machine_is_known_to_lack_hardware(
     url: str, name: str, present: str, bare: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from imagebuild.project.plan import make_plan
 from imagebuild.verify.rules import RULES, read_images, rule_name
 from imagebuild.verify.subject import ImageFinder
 from tests.conftest import Files, data
-from tests.unit.image_files import elf, layout, symlink
+from tests.unit.image_files import layout, member
 
 ROWS = [row for row in data("processes") if row["rule"] != "wheels"]
 
@@ -25,10 +25,7 @@ def test_what_is_found_and_loaded(tmp_path: Path, tiny: Files, row: dict[str, An
 
 def findings(root: Path, tiny: Files, row: dict[str, Any]) -> list[Any]:
     """Return what the rule finds in the image of a row."""
-    files = {
-        path: value.encode() if isinstance(value, str) else symlink(value["to"]) if "to" in value else elf(**value)
-        for path, value in row.get("files", {}).items()
-    }
+    files = {path: member(value) for path, value in row.get("files", {}).items()}
     env = [f"{name}={value}" for name, value in row.get("env", {}).items()]
     layout(root / "image", {"opt/x": b"", **files}, Env=env)
     project = tiny.load()
