@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -121,15 +122,20 @@ def advisories() -> tuple[Advisory, ...]:
     return tuple(Advisory(**row, component=name) for name in COMPONENTS for row in _read(name))
 
 
+@cache
+def _known_bad(component: str, version: str, place: Place) -> Mapping[str, Advisory]:
+    """Map the ids of the advisories for a version of a component to the advisories."""
+    found = (each.at(version, place) for each in advisories() if each.component == component)
+    return {advisory.id: advisory for advisory in found if advisory}
+
+
 def known_bad(versions: Mapping[str, str | None], place: Place = Place()) -> Iterator[Advisory]:
     """Yield the advisories for components of an image, libraries by their role, or drivers. A version may be None."""
-    for advisory in advisories():
-        builds = {name: build for name, build in COMPONENTS[advisory.component].items() if versions.get(name)}
-        found = [
-            advisory.at(versions[name] or "", replace(place, build=place.build or builds[name])) for name in builds
-        ]
-        if certain := sorted(filter(None, found), key=lambda each: each.only_if):
-            yield certain[0]
+    for component, builds in COMPONENTS.items():
+        places = {name: replace(place, build=place.build or build) for name, build in builds.items()}
+        found = [_known_bad(component, version, places[name]) for name in builds if (version := versions.get(name))]
+        for name in dict.fromkeys(chain.from_iterable(found)):
+            yield min((each[name] for each in found if name in each), key=lambda advisory: advisory.only_if)
 
 
 def shortened(found: Iterable[Advisory], most: int = 3) -> str:

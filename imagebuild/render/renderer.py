@@ -36,13 +36,16 @@ class Renderer:
         self.project = project
         self._templates = Templates(project)
         self._shared = SharedParts(project)
+        self._recipes: dict[str, Recipe] = {}
         self._stages: dict[BuildStage, str] = {}
         """Maps each build stage to its text in the Dockerfile."""
         self._installs: dict[tuple[str, str, str], str] = {}
         """Maps component, version and variant to the instructions that install the component in the final stage."""
 
     def recipe(self, target: Target) -> Recipe:
-        return resolve_recipe(self.project, target, self._shared)
+        if target.id not in self._recipes:
+            self._recipes[target.id] = resolve_recipe(self.project, target, self._shared)
+        return self._recipes[target.id]
 
     def check(self, targets: Iterable[Target]) -> None:
         """Render targets to find mistakes in templates. Raises ConfigError with all mistakes."""

@@ -17,7 +17,8 @@ CASES = data("cases/core/advisory")
 
 
 def named(component: str, version: str, **known: Any) -> set[str]:
-    return {advisory.name for advisory in known_bad({component: version}, Place(**known))}
+    place = Place(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})
+    return {advisory.name for advisory in known_bad({component: version}, place)}
 
 
 def target(component: str, version: str, *, gpu: str = "", arch: str = "amd64") -> Target:
