@@ -17,8 +17,8 @@ CASES = data("cases/core/advisory")
 
 
 def named(component: str, version: str, **known: Any) -> set[str]:
-    place = Place(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})
-    return {advisory.name for advisory in known_bad({component: version}, place)}
+    place: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in known.items()}
+    return {advisory.name for advisory in known_bad({component: version}, Place(**place))}
 
 
 def target(component: str, version: str, *, gpu: str = "", arch: str = "amd64") -> Target:
