@@ -8,18 +8,6 @@ from pathlib import Path
 import pytest
 
 from imagebuild.build import base, private
-from imagebuild.build.base import (
-    DAY,
-    DIE_WITH_US,
-    KEYRING,
-    PACKAGES,
-    VERSION,
-    bootstrap,
-    ensure_mmdebstrap,
-    make_rootfs,
-    rootfs_command,
-    signed_source,
-)
 from imagebuild.core import debian
 from imagebuild.core.debian import AptSource
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
@@ -29,7 +17,7 @@ from imagebuild.oci.layout import Layout
 from tests.unit.image_files import layer
 
 AMD64, ARM64 = "linux/amd64", "linux/arm64"
-SOURCE = AptSource("http://archive.example/debian", "trixie", ("main",), KEYRING)
+SOURCE = AptSource("http://archive.example/debian", "trixie", ("main",), base.KEYRING)
 
 
 @dataclass
@@ -51,16 +39,16 @@ class Machine:
         (tar.parent / "mmdebstrap.1234").mkdir(exist_ok=True)
         if self.failure:
             raise self.failure
-        tar.write_bytes(layer({VERSION: f"{self.version}\n".encode()} if self.version else {}))
+        tar.write_bytes(layer({base.VERSION: f"{self.version}\n".encode()} if self.version else {}))
         return Finished(0, "")
 
     def bootstrap(self, *platforms: str, release: str = "trixie") -> str:
-        return bootstrap(platforms, self.cache, release=release, log=self.lines.append)
+        return base.bootstrap(platforms, self.cache, release=release, log=self.lines.append)
 
     def age(self, days: int) -> None:
         """Make everything in the cache older."""
         for path in self.cache.glob("*/*"):
-            then = path.stat().st_mtime - days * DAY
+            then = path.stat().st_mtime - days * base.DAY
             os.utime(path, (then, then))
 
 
@@ -127,24 +115,24 @@ SITE_KEY = "/etc/apt/keyrings/site.gpg"
 
 
 def test_the_file_system_is_minimal_but_for_certificates_and_the_archives_key() -> None:
-    command = rootfs_command("trixie", "amd64", [SOURCE], "root", "x.tar")
-    line = f"deb [signed-by={KEYRING}] http://archive.example/debian trixie main"
+    command = base.rootfs_command("trixie", "amd64", [SOURCE], "root", "x.tar")
+    line = f"deb [signed-by={base.KEYRING}] http://archive.example/debian trixie main"
     assert command[-3:] == ("trixie", "x.tar", line)
     assert {"--mode=root", "--variant=minbase", "--architectures=amd64"} <= set(command)
     source = replace(SOURCE, uri="https://archive.example/debian", signed_by=SITE_KEY)
-    more = set(rootfs_command("trixie", "amd64", [source], "root", "x.tar")) - set(command)
+    more = set(base.rootfs_command("trixie", "amd64", [source], "root", "x.tar")) - set(command)
     hook = f'--setup-hook=install -D -m 644 {SITE_KEY} "$1"{SITE_KEY}'
     assert more == {"--include=ca-certificates", hook, f"deb [signed-by={SITE_KEY}] {source.uri} trixie main"}
 
 
 def test_every_source_names_a_key_that_the_image_has_and_no_password() -> None:
     for key, signed_by in {
-        None: KEYRING, KEYRING.replace("keyring.gpg", "trixie-automatic.pgp"): KEYRING,
-        "-----BEGIN PGP PUBLIC KEY BLOCK-----\n abc": KEYRING, SITE_KEY: SITE_KEY,
+        None: base.KEYRING, base.KEYRING.replace("keyring.gpg", "trixie-automatic.pgp"): base.KEYRING,
+        "-----BEGIN PGP PUBLIC KEY BLOCK-----\n abc": base.KEYRING, SITE_KEY: SITE_KEY,
     }.items():  # fmt: skip
-        assert signed_source(replace(SOURCE, signed_by=key)) == replace(SOURCE, signed_by=signed_by)
+        assert base.signed_source(replace(SOURCE, signed_by=key)) == replace(SOURCE, signed_by=signed_by)
     with pytest.raises(ConfigError, match="contains a password, which everyone could read in the image") as error:
-        signed_source(replace(SOURCE, uri="http://user:geheim@archive.example/debian"))
+        base.signed_source(replace(SOURCE, uri="http://user:geheim@archive.example/debian"))
     assert "geheim" not in str(error.value)
 
 
@@ -153,8 +141,8 @@ def test_root_is_contained(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, began: str
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: uid)
-    make_rootfs("trixie", "amd64", [SOURCE], tmp_path / "root.tar", print)
-    assert machine.commands[0][:4] == (*DIE_WITH_US, began)
+    base.make_rootfs("trixie", "amd64", [SOURCE], tmp_path / "root.tar", print)
+    assert machine.commands[0][:4] == (*base.DIE_WITH_US, began)
     assert f"--mode={'unshare' if uid else 'root'}" in machine.commands[0]
 
 
@@ -163,8 +151,8 @@ def test_a_missing_mmdebstrap_is_installed_by_root(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(private, "install", lambda packages, run: installed.append(packages))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    ensure_mmdebstrap(print)
-    assert installed == [PACKAGES]
+    base.ensure_mmdebstrap(print)
+    assert installed == [base.PACKAGES]
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(CommandError, match="as root: apt-get install mmdebstrap"):
-        ensure_mmdebstrap(print)
+        base.ensure_mmdebstrap(print)

@@ -18,15 +18,6 @@ from rich.console import Console
 
 from imagebuild.build import buildx
 from imagebuild.build.bake import BuildRequest, BuildRun, CacheEntry
-from imagebuild.build.buildx import (
-    BuildProgress,
-    EventStream,
-    TargetBar,
-    explain_failure,
-    export_images,
-    replaced_sources,
-    run_bake,
-)
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.run import Finished
 from imagebuild.oci.engine import Endpoint
@@ -59,8 +50,8 @@ def layer(bar: str) -> dict[str, Any]:
     return {"statuses": [{"vertex": "a", "id": f"{bar}sha256:{'0' * 64}", "total": 180}]}
 
 
-def read(*events: Any, indent: int | None = None) -> EventStream:
-    stream = EventStream()
+def read(*events: Any, indent: int | None = None) -> buildx.EventStream:
+    stream = buildx.EventStream()
     for event in events:
         for line in (event if isinstance(event, str) else json.dumps(event, indent=indent)).splitlines():
             list(stream.feed(line))
@@ -120,14 +111,16 @@ def test_a_failed_step_names_target_component_last_lines_and_how_to_see_it_again
     step = f"[open-cuda13_5-debian13-devel {stage} 2/3] RUN make"
     output = "".join(f"line {n}\n" for n in range(60)) + "cc: error: no such file\n"
     error = "process did not complete: exit code: 2"
-    text = explain_failure(open_run, read(vertex("a", step), log(output), vertex("a", step, end=T1, error=error)), 1)
+    text = buildx.explain_failure(
+        open_run, read(vertex("a", step), log(output), vertex("a", step, end=T1, error=error)), 1
+    )
     assert text.startswith("open-cuda13.5-debian13-devel: component ucx: a step failed\n")
     assert "exit code: 2" in text
     assert text.count("line ") == 24
     assert "cc: error: no such file" in text
     assert f"imagebuild build open-cuda13.5-debian13-devel --stage {stage} -v" in text
     # If no step failed, the message is that of buildx.
-    text = explain_failure(open_run, read("ERROR: Cannot connect to the Docker daemon"), 1)
+    text = buildx.explain_failure(open_run, read("ERROR: Cannot connect to the Docker daemon"), 1)
     assert text == "docker buildx bake exited with 1:\nERROR: Cannot connect to the Docker daemon"
 
 
@@ -139,7 +132,7 @@ def test_the_reason_names_the_program_and_what_it_said(error: str, reason: str) 
 @pytest.mark.parametrize(("entries", "said"), CASES["lost-caches"])
 def test_a_cache_that_cannot_help_is_named(entries: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:
     caches = {"x": [CacheEntry(name, "linux/amd64", "0" * 16) for name in entries]}
-    buildx.name_lost_caches("127.0.0.1:1/cache", caches, BuildProgress())
+    buildx.name_lost_caches("127.0.0.1:1/cache", caches, buildx.BuildProgress())
     assert said in " ".join(capfd.readouterr().err.split())
 
 
@@ -147,16 +140,16 @@ def test_a_cache_that_cannot_help_is_named(entries: list[str], said: str, capfd:
 def test_wrong_sources(project: Project, tmp_path: Path, given: str, message: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=message):
-        replaced_sources(project, {"ucx-source"}, [given.format(tmp_path)])
+        buildx.replaced_sources(project, {"ucx-source"}, [given.format(tmp_path)])
 
 
 def test_a_repository_of_this_machine_needs_a_folder(tiny: Files, tmp_path: Path) -> None:
     tiny.component("tool", re.sub("git: .*", "git: file:///src/tool", TOOL))
     (tmp_path / "x").touch()
-    assert replaced_sources(tiny.load(), {"tool-source"}, [f"tool={tmp_path}"])
-    assert not replaced_sources(tiny.load(), {"other"}, [])
+    assert buildx.replaced_sources(tiny.load(), {"tool-source"}, [f"tool={tmp_path}"])
+    assert not buildx.replaced_sources(tiny.load(), {"other"}, [])
     with pytest.raises(ConfigError, match=r"component tool: .*\(file:///src/tool\); add --source tool=FOLDER"):
-        replaced_sources(tiny.load(), {"tool-source"}, [])
+        buildx.replaced_sources(tiny.load(), {"tool-source"}, [])
 
 
 def test_a_source_is_named_by_its_component_its_pin_or_what_it_provides(project: Project, tmp_path: Path) -> None:
@@ -166,7 +159,9 @@ def test_a_source_is_named_by_its_component_its_pin_or_what_it_provides(project:
         "ucx": "ucx", "nccl": "nccl-git", "nccl-git": "nccl-git", "rdma-core-git": "rdma-core-git",
         "pmix": "pmix-git", "openmpi": "openmpi-git", "mpi": "openmpi-git",
     }.items():  # fmt: skip
-        assert replaced_sources(project, stages, [f"{name}={tmp_path}"]) == {f"{component}-source": str(tmp_path)}
+        assert buildx.replaced_sources(project, stages, [f"{name}={tmp_path}"]) == {
+            f"{component}-source": str(tmp_path)
+        }
 
 
 @pytest.mark.parametrize("verbose", [False, True])
@@ -177,7 +172,7 @@ def test_a_log_has_a_line_for_each_step_that_ended(capsys: pytest.CaptureFixture
         vertex("b", "[image 1/9] COPY a b", end=T0, cached=True), vertex("d", "exporting to image", end=T1),
         vertex("e", "[ucx 3/3] RUN false", end=T1, error="exit code: 1"),
     ]  # fmt: skip
-    stream, progress = EventStream(), BuildProgress(verbose=verbose)
+    stream, progress = buildx.EventStream(), buildx.BuildProgress(verbose=verbose)
     for line in map(json.dumps, events):
         for event in stream.feed(line):
             progress.update(*event)
@@ -189,12 +184,12 @@ def test_a_log_has_a_line_for_each_step_that_ended(capsys: pytest.CaptureFixture
 def test_targets_share_steps_and_none_looks_cancelled(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bars = {name: TargetBar(name, {"ucx": "1", "image": name}, 2) for name in ("a", "b")}
+    bars = {name: buildx.TargetBar(name, {"ucx": "1", "image": name}, 2) for name in ("a", "b")}
     events = [
         vertex("1", "[a ucx 2/2] RUN make"), vertex("2", "[b image 2/2] RUN x", end=T2),
         vertex("1", "[a ucx 2/2] RUN make", end=T1, error="context canceled: Canceled"),
     ]  # fmt: skip
-    stream, progress = EventStream(), BuildProgress(bars)
+    stream, progress = buildx.EventStream(), buildx.BuildProgress(bars)
     for event in (found for line in map(json.dumps, events) for found in stream.feed(line)):
         progress.update(*event)
     (line,) = capsys.readouterr().err.splitlines()
@@ -222,8 +217,8 @@ def run(full_plan: Plan, renderer: Renderer, tmp_path: Path) -> BuildRun:
 def export(run: BuildRun, digest: str) -> BuildResult:
     """Export the images that BuildKit made for the only target."""
     metadata = {run.request.targets[0].bake_name: {"containerimage.digest": digest}}
-    with BuildProgress() as progress:
-        (result,) = export_images(run, EventStream(), metadata, 1, progress)
+    with buildx.BuildProgress() as progress:
+        (result,) = buildx.export_images(run, buildx.EventStream(), metadata, 1, progress)
     return result
 
 
@@ -290,16 +285,16 @@ def test_a_layout_is_replaced_when_the_build_succeeds_and_stays_when_it_fails(
     new.mkdir()
     (new / "left").touch()  # left by a build that was killed
 
-    def build(*_: object, stream: object) -> tuple[EventStream, dict[str, object]]:
+    def build(*_: object, stream: object) -> tuple[buildx.EventStream, dict[str, object]]:
         new.mkdir()
         (new / "oci-layout").write_text("made")
         if fails:
             raise CommandError("a step failed")
-        return EventStream(), {}
+        return buildx.EventStream(), {}
 
     monkeypatch.setattr(buildx, "execute_bake", build)
     with pytest.raises(CommandError) if fails else nullcontext():
-        run_bake(run, BuildProgress())
+        buildx.run_bake(run, buildx.BuildProgress())
     assert not new.exists()
     if fails:
         assert (folder / "index.json").read_bytes() == before
@@ -316,7 +311,7 @@ def test_buildx_runs_no_git_in_the_project(run: BuildRun, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(buildx, "execute", execute)
     run.request.folder.mkdir(exist_ok=True)
-    buildx.execute_bake(run, {}, BuildProgress())
+    buildx.execute_bake(run, {}, buildx.BuildProgress())
     assert (seen["BUILDX_GIT_INFO"], seen["BUILDX_GIT_LABELS"]) == ("0", "0")
 
 
@@ -325,7 +320,7 @@ def test_a_folder_that_is_no_layout_is_not_touched(run: BuildRun) -> None:
     folder.mkdir(parents=True)
     (folder / "thesis.txt").write_text("mine")
     with pytest.raises(ConfigError, match=r"layout: exists, but is not an OCI layout; remove it"):
-        run_bake(run, BuildProgress())
+        buildx.run_bake(run, buildx.BuildProgress())
     assert (folder / "thesis.txt").read_text() == "mine"
 
 
@@ -333,7 +328,7 @@ def test_a_planted_build_context_is_refused(run: BuildRun) -> None:
     run.context.mkdir(parents=True)
     (run.context / "payload").touch()
     with pytest.raises(ConfigError, match="empty: must be empty"):
-        run_bake(run, BuildProgress())
+        buildx.run_bake(run, buildx.BuildProgress())
 
 
 def test_a_node_that_does_not_answer_twice_ends_the_build(monkeypatch: pytest.MonkeyPatch) -> None:

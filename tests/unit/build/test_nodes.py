@@ -41,13 +41,7 @@ def test_a_builder_that_does_not_exist() -> None:
         nodes_of("farm", ENDPOINT, run)
 
 
-@pytest.mark.parametrize(("endpoint", "options", "flaw"), [
-    ("unix:///nowhere", {}, ""),
-    ("tcp://[::1]:9", {}, "Connection refused"),
-    ("tcp://127.0.0.1:many", {}, "invalid literal for int() with base 10: 'many'"),
-    ("tcp://127.0.0.1:PORT", {"cacert": "/nowhere/ca.pem"}, "/nowhere/ca.pem is missing"),
-    ("tcp://127.0.0.1:PORT", {"cacert": __file__}, "TLS: no certificate or crl found"),
-])  # fmt: skip
+@pytest.mark.parametrize(("endpoint", "options", "flaw"), data("cases/build/nodes"))
 def test_why_no_connection_to_a_node_is_possible(endpoint: str, options: dict[str, str], flaw: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert connection_flaw(endpoint.replace("PORT", str(server.getsockname()[1])), options) == flaw

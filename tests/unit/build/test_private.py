@@ -10,17 +10,6 @@ from unittest.mock import Mock
 import pytest
 
 from imagebuild.build import private
-from imagebuild.build.private import (
-    choose_pool,
-    engine_processes,
-    ensure_emulation,
-    firewall_rules,
-    install,
-    missing_packages,
-    mtu,
-    start_engine,
-    stop_engine,
-)
 from imagebuild.core import debian
 from imagebuild.core.debian import parse_oneline
 from imagebuild.core.errors import CommandError, ConfigError
@@ -46,9 +35,9 @@ def test_only_missing_pieces_are_installed(monkeypatch: pytest.MonkeyPatch) -> N
     there = ["git", "ip", "iptables"]
     monkeypatch.setattr("shutil.which", lambda program, path=None: program if program in there else None)
     monkeypatch.setattr(debian, "os_release", lambda: {"ID": "debian"})
-    assert missing_packages(Runner({})) == ["docker.io", "docker-cli", "docker-buildx"]
+    assert private.missing_packages(Runner({})) == ["docker.io", "docker-cli", "docker-buildx"]
     there += ["docker", "dockerd"]
-    assert missing_packages(Runner(BUILDX)) == []
+    assert private.missing_packages(Runner(BUILDX)) == []
 
 
 def test_processes_of_this_engine_and_no_others(machine: Path, paths: EnginePaths) -> None:
@@ -58,7 +47,7 @@ def test_processes_of_this_engine_and_no_others(machine: Path, paths: EnginePath
     process(machine, 12, "/usr/sbin/dockerd", "--config-file", config)
     process(machine, 20, "dockerd", "--config-file", "/etc/docker/daemon.json")
     process(machine, 22, "vi", config)
-    assert engine_processes(paths) == {10: "unshare", 11: "sh", 12: "dockerd"}
+    assert private.engine_processes(paths) == {10: "unshare", 11: "sh", 12: "dockerd"}
 
 
 @pytest.fixture(autouse=True)
@@ -94,14 +83,14 @@ def test_up_starts_and_a_second_up_does_nothing(paths: EnginePaths, started: lis
     run = installed(paths)
     paths.state.chmod(0o777)
     with pytest.raises(ConfigError, match="another user may write to it"):
-        start_engine({}, run)
+        private.start_engine({}, run)
     paths.state.chmod(0o755)
-    assert start_engine({}, run) == paths
+    assert private.start_engine({}, run) == paths
     assert json.loads(paths.config.read_text())["mtu"] == 1400
     assert run.of("ip address") == ["ip address add 172.30.32.1/20 dev ib-test"]
     assert len([call for call in run.of("iptables") if "--insert" in call]) == 3
     assert not database.exists()
-    start_engine({}, installed(paths))
+    private.start_engine({}, installed(paths))
     assert len(started) == 1
 
 
@@ -116,32 +105,32 @@ def test_what_fails_on_the_way_leaves_nothing(
 
     monkeypatch.setattr(private, "start_program", die)
     with pytest.raises(CommandError, match=r"ended; the end of .*dockerd\.log:\n.*starting\n.*no cgroups"):
-        start_engine({}, installed(paths))
+        private.start_engine({}, installed(paths))
     assert not paths.run.exists()
     (machine / "net" / paths.bridge).mkdir()
     run = installed(paths, **{"ip address": Mock(side_effect=KeyboardInterrupt)})
     with pytest.raises(KeyboardInterrupt):
-        start_engine({}, run)
+        private.start_engine({}, run)
     assert run.calls.count("ip link delete ib-test") == 2, "before and after"
     assert not paths.run.exists()
     paths.config.unlink()
     paths.config.mkdir()
     with pytest.raises(CommandError, match=r"daemon\.json: Is a directory"):
-        start_engine({}, installed(paths))
+        private.start_engine({}, installed(paths))
     process(machine, 12, "dockerd", "--config-file", str(paths.config))
     with pytest.raises(CommandError, match="the private engine runs, but its socket does not exist; stop it with"):
-        start_engine({}, installed(paths))
+        private.start_engine({}, installed(paths))
 
 
 @pytest.mark.usefixtures("private")
 def test_up_and_down_need_root(paths: EnginePaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(ConfigError, match="needs root"):
-        start_engine({}, Runner({}))
-    stop_engine({}, Runner({}))  # nothing to do
+        private.start_engine({}, Runner({}))
+    private.stop_engine({}, Runner({}))  # nothing to do
     paths.state.mkdir()
     with pytest.raises(ConfigError, match="needs root"):
-        stop_engine({}, Runner({}))
+        private.stop_engine({}, Runner({}))
 
 
 @pytest.mark.usefixtures("private")
@@ -158,31 +147,31 @@ def test_down_removes_rules_and_bridges_of_its_pool(machine: Path, paths: Engine
         {"dst": "172.31.0.0/24", "dev": "docker0"},
     ]
     run = installed(paths, routes)
-    stop_engine({}, run)
+    private.stop_engine({}, run)
     assert [call.split()[3] for call in run.of("ip link delete")] == ["br-users", "ib-test"]
-    assert len([call for call in run.of("iptables") if "--delete" in call]) == len(firewall_rules(POOL))
+    assert len([call for call in run.of("iptables") if "--delete" in call]) == len(private.firewall_rules(POOL))
     assert not paths.run.exists()
     assert paths.data.exists()
-    stop_engine({}, run, purge=True)
+    private.stop_engine({}, run, purge=True)
     assert [path.name for path in paths.state.iterdir()] == ["thesis.txt"]  # the file of someone else is kept
 
 
 def test_the_pool_overlaps_no_route() -> None:
     everything = [IPv4Network("0.0.0.0/1"), IPv4Network("128.0.0.0/1")]
-    assert choose_pool(everything) == POOL
-    assert choose_pool([IPv4Network("172.30.5.0/24")]) == IPv4Network("172.30.32.0/19")
-    assert choose_pool([IPv4Network("172.16.0.0/12")]) == IPv4Network("10.213.0.0/19")
+    assert private.choose_pool(everything) == POOL
+    assert private.choose_pool([IPv4Network("172.30.5.0/24")]) == IPv4Network("172.30.32.0/19")
+    assert private.choose_pool([IPv4Network("172.16.0.0/12")]) == IPv4Network("10.213.0.0/19")
     with pytest.raises(CommandError, match="no addresses are free"):
-        choose_pool([IPv4Network("172.16.0.0/12"), IPv4Network("10.0.0.0/8"), IPv4Network("192.168.0.0/16")])
+        private.choose_pool([IPv4Network("172.16.0.0/12"), IPv4Network("10.0.0.0/8"), IPv4Network("192.168.0.0/16")])
 
 
 def test_the_mtu_is_the_smallest_of_the_ways_out(machine: Path) -> None:
     (machine / "net/tun0").mkdir()
     (machine / "net/tun0/mtu").write_text("1280\n")
     out = [(IPv4Network("0.0.0.0/0"), "eth0"), (IPv4Network("0.0.0.0/0"), "")]
-    assert mtu([]) == 1500
-    assert mtu([*out, (IPv4Network("172.30.0.0/24"), "tun0")]) == 1400
-    assert mtu([*out, (IPv4Network("0.0.0.0/0"), "tun0")]) == 1280
+    assert private.mtu([]) == 1500
+    assert private.mtu([*out, (IPv4Network("172.30.0.0/24"), "tun0")]) == 1400
+    assert private.mtu([*out, (IPv4Network("0.0.0.0/0"), "tun0")]) == 1280
 
 
 CONF = r":qemu-aarch64:M::\x7f\x45:\xff\xff:/usr/libexec/qemu-binfmt/aarch64-binfmt-P:"
@@ -208,17 +197,17 @@ def test_emulation_is_registered_with_a_held_interpreter(
     if installed:
         install(["qemu-user-static"], Runner({}))
     monkeypatch.setattr(private, "install", install)
-    ensure_emulation("arm64", Runner({}))
+    private.ensure_emulation("arm64", Runner({}))
     assert (binfmt / "register").read_text() == f"{CONF}OPF"
 
 
 def test_emulation_needs_root_unless_it_is_there(binfmt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    ensure_emulation("amd64", Runner({}))  # native
+    private.ensure_emulation("amd64", Runner({}))  # native
     with pytest.raises(ConfigError, match="emulation of arm64 needs root"):
-        ensure_emulation("arm64", Runner({}))
+        private.ensure_emulation("arm64", Runner({}))
     (binfmt / "qemu-aarch64").touch()
-    ensure_emulation("arm64", Runner({}))
+    private.ensure_emulation("arm64", Runner({}))
 
 
 @pytest.mark.parametrize("configured", [False, True])
@@ -228,7 +217,7 @@ def test_debian_12_takes_the_engine_from_the_next_release_and_nothing_else(here:
             f"deb [signed-by={APT_KEY}] http://archive.example.org/debian trixie main\n"
         )
     run = Runner({"apt-get": ""})
-    install(["docker.io", "iptables"], run)
+    private.install(["docker.io", "iptables"], run)
     (installed,) = run.of("apt-get install")
     assert installed.endswith(" --no-remove --no-install-recommends docker.io/trixie iptables")
     own = here.listing("imagebuild-trixie.list")
@@ -245,7 +234,7 @@ def test_what_cannot_be_installed(here: AptMachine, distribution: tuple[str, str
     here.listing("debian.sources").unlink()
     run = Runner({"apt-get": ""})
     with pytest.raises(CommandError, match=message):
-        install(["docker.io"], run)
+        private.install(["docker.io"], run)
     assert not run.calls
 
 
@@ -266,6 +255,6 @@ def test_services_are_held_during_the_installation_by_us_or_the_machines_own_pol
         return ""
 
     with suppress(CommandError):
-        install(["iproute2"], Runner({"apt-get": work}))
+        private.install(["iproute2"], Runner({"apt-get": work}))
     assert held[-1].endswith("exit 104\n" if own else "exit 101\n")
     assert private.POLICY.exists() == own

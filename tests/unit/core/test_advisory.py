@@ -90,9 +90,6 @@ def test_plan_and_lock_name_known_faults(capsys: Any) -> None:
     assert "a: pmix-5.0.10-loopback: PMIx does not work" in " ".join(capsys.readouterr().err.split())
 
 
-CVE = "pmix-5.0.1-cve-2023-41915"
-
-
 @pytest.mark.parametrize(("component", "version", "waived", "problem"), CASES["plan-refuses-the-worst-unless-waived"])
 def test_plan_refuses_the_worst_unless_waived(component: str, version: str, waived: Any, problem: str) -> None:
     targets = [target(component, version)]

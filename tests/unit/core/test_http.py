@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import requests
 
-from imagebuild.core import http
+from imagebuild.core import errors, http
 from imagebuild.core.errors import Absent, CommandError, Unreachable
 from imagebuild.core.http import Client, Downloads, Patience, login_for
 from tests.conftest import data
@@ -40,22 +40,12 @@ def test_a_download_is_hashed_when_it_is_whole(serve: Serve, answers: list[Answe
     assert seen[-1] == (len(DATA), len(DATA))
 
 
-@pytest.mark.parametrize(
-    ("answer", "kind", "reason", "again"),
-    [
-        (Answer(404), Absent, r"a.tar: the server does not have the file \(404\)", False),
-        (Answer(403), Unreachable, r"the server answered 403 \(Forbidden\)", False),
-        (Answer(503), Unreachable, r"the server answered 503 .*; gave up after", True),
-        (HALF, Unreachable, f"ended after 4096 of {len(DATA)} bytes; gave up", True),
-        (Answer(200, DATA, length=-1), CommandError, "does not say how long the file is", False),
-        (Answer(200, DATA, {"Content-Type": "text/html; charset=utf-8"}), CommandError, "is a web page", False),
-    ],
-)
-def test_what_is_no_file(serve: Serve, answer: Answer, kind: type[CommandError], reason: str, again: bool) -> None:
-    site = serve(answer)
-    with pytest.raises(kind, match=reason) as caught:
+@pytest.mark.parametrize(("answer", "kind", "reason", "again"), data("cases/core/downloads"))
+def test_what_is_no_file(serve: Serve, answer: dict[str, Any], kind: str, reason: str, again: bool) -> None:
+    site = serve(HALF if "half" in answer else Answer(**{"content": DATA, **answer}))
+    with pytest.raises(getattr(errors, kind), match=reason) as caught:
         Downloads(patience=SOON).download(site.address)
-    assert isinstance(caught.value, Absent) == (kind is Absent)
+    assert isinstance(caught.value, Absent) == (kind == "Absent")
     assert len(site.asked) > 2 if again else len(site.asked) == 1
 
 

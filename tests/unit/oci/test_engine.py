@@ -18,16 +18,6 @@ from docker.errors import APIError, NotFound
 from imagebuild.core.errors import CommandError
 from imagebuild.core.leftovers import owner
 from imagebuild.oci import engine as engines
-from imagebuild.oci.engine import (
-    Endpoint,
-    EnginePaths,
-    buildx_version,
-    exec_output,
-    find_engine,
-    output_frames,
-    remove_patiently,
-    sdk_errors_explained,
-)
 from tests.conftest import data
 from tests.unit.conftest import BUILDX, Runner
 
@@ -39,43 +29,45 @@ CONTEXT = {"docker context inspect": "tcp://192.0.2.2:1\n"}
 
 
 def test_paths_by_default_and_in_another_place() -> None:
-    assert EnginePaths.of({}).host == "unix:///run/imagebuild/docker.sock"
-    other = EnginePaths.of({"IMAGEBUILD_STATE": "/tmp/" + "long/" * 40})
-    assert other.bridge != EnginePaths.of({"IMAGEBUILD_STATE": "/tmp/x"}).bridge
+    assert engines.EnginePaths.of({}).host == "unix:///run/imagebuild/docker.sock"
+    other = engines.EnginePaths.of({"IMAGEBUILD_STATE": "/tmp/" + "long/" * 40})
+    assert other.bridge != engines.EnginePaths.of({"IMAGEBUILD_STATE": "/tmp/x"}).bridge
     assert len(other.bridge) <= 15
     assert len(str(other.socket)) <= 107
-    assert EnginePaths.of({"IMAGEBUILD_STATE": "here"}).state == Path.cwd() / "here"
+    assert engines.EnginePaths.of({"IMAGEBUILD_STATE": "here"}).state == Path.cwd() / "here"
 
 
 @pytest.mark.parametrize(("environ", "answers", "found", "not_asked"), CASES["an-engine-is-found"])
 def test_an_engine_is_found(environ: dict[str, str], answers: dict[str, str], found: list[str], not_asked: str) -> None:
     run = Runner({**BUILDX, **answers})
-    endpoint = find_engine(environ, run)
+    endpoint = engines.find_engine(environ, run)
     assert [endpoint.host, endpoint.origin] == found
     assert not run.of(not_asked)
     assert endpoint.environment == ({} if endpoint.origin == "context" else {"DOCKER_HOST": endpoint.host})
 
 
-def test_find_ends_at_the_private_engine(private: EnginePaths) -> None:
+def test_find_ends_at_the_private_engine(private: engines.EnginePaths) -> None:
     run = Runner({**BUILDX, **CONTEXT, "docker version": "25.0.3\n", f"docker --host {private.host} version": "26.1.5"})
     with pytest.raises(CommandError) as caught:
-        find_engine({}, run)
+        engines.find_engine({}, run)
     first, *tried = str(caught.value).splitlines()
     assert "`imagebuild engine up`" in first
     assert "25.0.3 is too old" in tried[0]
     assert "its socket does not exist" in tried[1]
     private.run.mkdir()
     private.socket.touch()
-    assert find_engine({}, run) == Endpoint(private.host, "private")
+    assert engines.find_engine({}, run) == engines.Endpoint(private.host, "private")
 
 
 def test_find_does_not_fall_back_from_docker_host() -> None:
     run = Runner({**BUILDX, **CONTEXT, "docker version": "28.0.0"})
     with pytest.raises(CommandError, match=rf"unset DOCKER_HOST\n  DOCKER_HOST \({HOST}\): .*Cannot connect"):
-        find_engine({"DOCKER_HOST": HOST}, run)
+        engines.find_engine({"DOCKER_HOST": HOST}, run)
     with pytest.raises(CommandError, match=r"`docker buildx` cannot be used.*imagebuild engine up"):
-        find_engine({"DOCKER_HOST": HOST}, Runner({}))
-    assert buildx_version(Runner({"docker buildx version": "buildah 1.33.0"})) == ()  # podman's is another program
+        engines.find_engine({"DOCKER_HOST": HOST}, Runner({}))
+    assert (
+        engines.buildx_version(Runner({"docker buildx version": "buildah 1.33.0"})) == ()
+    )  # podman's is another program
 
 
 # What programs in containers print
@@ -104,7 +96,7 @@ def engine() -> Iterator[Callable[..., Iterator[bytes]]]:
             threads.append(threading.Thread(target=answer, args=(pieces,)))
             threads[-1].start()
             client = APIClient(f"tcp://127.0.0.1:{server.getsockname()[1]}", version="1.44")
-            return exec_output(client, "1")
+            return engines.exec_output(client, "1")
 
         yield start
         for thread in threads:
@@ -123,11 +115,11 @@ def test_an_engine_that_refuses_or_stops(engine: Callable[..., Iterator[bytes]])
     body = b'{"message": "container is paused"}'
     with pytest.raises(APIError, match="container is paused"):
         list(engine(b"HTTP/1.1 409 Conflict\r\nContent-Length: %d\r\n\r\n" % len(body) + body))
-    with pytest.raises(CommandError, match="stopped in the middle"), sdk_errors_explained("check"):
+    with pytest.raises(CommandError, match="stopped in the middle"), engines.sdk_errors_explained("check"):
         list(engine(HEAD + frame(b"whole")[:-1]))
     for missing in range(1, 12):
         with pytest.raises(ConnectionError):
-            list(output_frames(io.BytesIO(frame(b"abc") + frame(b"abcd")[:-missing])))
+            list(engines.output_frames(io.BytesIO(frame(b"abc") + frame(b"abcd")[:-missing])))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +137,7 @@ def test_what_was_started_is_removed(errors: list[Exception], left: int) -> None
         if still:
             raise still.pop(0)
 
-    remove_patiently(remove)
+    engines.remove_patiently(remove)
     assert len(still) == left
     if not left:
         still += [APIError("403", explanation="network imagebuild-1 has active endpoints")]
@@ -153,7 +145,7 @@ def test_what_was_started_is_removed(errors: list[Exception], left: int) -> None
             CommandError,
             match="could not remove a container or network that imagebuild made: network imagebuild-1 has active",
         ):
-            remove_patiently(remove, within_s=-1)
+            engines.remove_patiently(remove, within_s=-1)
 
 
 def test_what_killed_processes_left_in_the_engine_is_removed() -> None:

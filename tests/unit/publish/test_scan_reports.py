@@ -65,7 +65,6 @@ def test_nothing_found(read: Read) -> None:
 
 
 DRIVER = {"driver": {"name": "grype"}}
-FAILED = [{"executionSuccessful": True}, {"executionSuccessful": False}]
 
 
 @pytest.mark.parametrize(("content", "problem"), CASES["refused"])

@@ -53,7 +53,6 @@ BASH = BASE["usr/bin/bash"]
 HOOKS = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"]
 SETTINGS = {"Env": [f"PATH={PATH}", *HOOKS], "Cmd": ["bash"]}
 TARGET = "tiny-cuda13.0-debian13-runtime"
-GOLDEN = "cuda13.5-debian13-runtime"
 
 
 class Case:
