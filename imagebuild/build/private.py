@@ -17,6 +17,7 @@ from pathlib import Path
 
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.fields import CPUS
+from imagebuild.core.patterns import data_of
 from imagebuild.core.run import (
     RunProgram,
     os_errors_as_command_errors,
@@ -29,8 +30,8 @@ from imagebuild.core.run import (
 from imagebuild.oci.engine import Endpoint, EnginePaths, buildx_version, engine_flaw
 
 POLICY = Path("/usr/sbin/policy-rc.d")
-NO_SERVICES = "#!/bin/sh\n# Written by imagebuild while it installs packages.\nexit 101\n"
-"""Text of the policy. Exit status 101: start no service."""
+DATA = data_of(__file__)
+NO_SERVICES: str = DATA["policy"]
 NET = Path("/sys/class/net")
 BINFMT = Path("/proc/sys/fs/binfmt_misc")
 BINFMT_D = Path("/usr/lib/binfmt.d")
@@ -214,13 +215,8 @@ def ensure_emulation(arch: str, run: RunProgram = run_program) -> None:
 NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 """Start of a command that runs a program in its own mount and PID namespaces. If `unshare` ends, all processes in these
 namespaces end."""
-# The tmpfs hides a system-wide containerd, which belongs to another engine. The shell is process 1 of the
-# namespace, and reaps orphaned processes.
-DAEMON = """cd /
-mkdir -p /run/containerd && mount -t tmpfs imagebuild /run/containerd && dockerd --config-file "$0"
-exit
-"""
-
+DAEMON: str = DATA["daemon"]
+"""The script that starts dockerd, the first process of the namespaces."""
 
 START_S = 60
 """Maximum time in seconds until the engine answers."""
@@ -282,7 +278,7 @@ def _launch(paths: EnginePaths, run: RunProgram) -> None:
         routes = network_routes(run)
         pool, largest = choose_pool(network for network, _ in routes), mtu(routes)
         config = {
-            "features": {"containerd-snapshotter": True, "cdi": True},
+            **DATA["configuration"],
             "hosts": [paths.host],
             "data-root": str(paths.data),
             "exec-root": str(paths.run / "exec"),
@@ -290,7 +286,6 @@ def _launch(paths: EnginePaths, run: RunProgram) -> None:
             "bridge": paths.bridge,
             # The first half of the pool is for the bridge.
             "default-address-pools": [{"base": str(list(pool.subnets())[1]), "size": 24}],
-            "iptables": False,
             "mtu": largest,
             "default-network-opts": {"bridge": {"com.docker.network.driver.mtu": str(largest)}},
             "runtimes": {"nvidia": {"path": "nvidia-container-runtime"}} if which("nvidia-container-runtime") else {},

@@ -26,8 +26,6 @@ from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.publish.signatures import Signer
 from imagebuild.report.document import NONE
 
-WORKERS = 8
-"""Maximum number of images that are read at the same time. Reading one image takes a few requests."""
 READ_ERRORS = (CommandError, ConfigError, ResultError, LookupError, TypeError, ValueError)
 """Errors that can occur while imagebuild reads an image that another tool made. The catalogue lists these
 errors as problems."""
@@ -77,7 +75,7 @@ class CatalogReader:
             reference = parse_reference(name)
             place = registries[reference.host].at(reference.repository)
             read = partial(self._image, place, image)
-            results = for_each(read, _tags_by_digest(place).items(), place.registry, jobs=WORKERS)
+            results = for_each(read, _tags_by_digest(place).items(), place.registry)
             problems += [problem for _, found in results for problem in found]
             images += newest_first(image for image, _ in results if image)
         return records.Catalog(
@@ -171,7 +169,7 @@ def newest_first(images: Iterable[records.PublishedImage]) -> list[records.Publi
 def _tags_by_digest(place: Repository) -> dict[str, list[str]]:
     tags = [tag for tag in place.tags() if not REFERRERS_TAG.fullmatch(tag)]
     by_digest: dict[str, list[str]] = {}
-    for tag, digest in zip(tags, for_each(place.digest, tags, place.registry, jobs=WORKERS), strict=True):
+    for tag, digest in zip(tags, for_each(place.digest, tags, place.registry), strict=True):
         if digest:  # the digest is None if the tag was deleted in the meantime
             by_digest.setdefault(digest, []).append(tag)
     return by_digest

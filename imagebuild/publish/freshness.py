@@ -19,9 +19,6 @@ from imagebuild.project.records import ScanResult
 from imagebuild.publish.evidence import PUBLICATION, attached_packages, tag_problem
 from imagebuild.publish.signatures import Signer
 
-WORKERS = 8
-"""Maximum number of images that are read at the same time."""
-
 
 class NewestImage(Model):
     """The newest published image of a target for one platform, and the available updates for packages in the image."""
@@ -79,7 +76,7 @@ def published_images(
         return [NewestImage(platform=p, digest=found.get(p, ""), problem=lacks[p], **named) for p in lacks]
 
     registries = {connect(parse_reference(target.aliases[0]).host) for target in targets if target.aliases}
-    return [image for found in for_each(find, targets, *registries, jobs=WORKERS) for image in found]
+    return [image for found in for_each(find, targets, *registries) for image in found]
 
 
 def security_updates(
@@ -101,7 +98,7 @@ def security_updates(
     images = published_images(targets, connect, trust)
     known = [image for image in images if not image.problem]
     registries = {connect(parse_reference(image.index).host) for image in known}
-    packages = dict(zip((i.digest for i in known), for_each(read, known, *registries, jobs=WORKERS), strict=True))
+    packages = dict(zip((i.digest for i in known), for_each(read, known, *registries), strict=True))
     names: dict[str, set[str]] = {}
     for image in known:
         names.setdefault(image.platform, set()).update(package.name for package in packages[image.digest])

@@ -21,9 +21,7 @@ from imagebuild.publish.evidence import latest_time
 from imagebuild.publish.scan_reports import DEBSECAN, SEVERITIES, ScanReport
 
 
-def scan_result(
-    image: PlatformImage, report: ScanReport, file: Path, policy: YamlFile[Policy], today: date | None = None
-) -> ScanResult:
+def scan_result(image: PlatformImage, report: ScanReport, file: Path, policy: YamlFile[Policy]) -> ScanResult:
     """Judge the findings in a scanner's report about an image by a policy, and return the result.
 
     `file` is the file that contained the report. Raises ConfigError if the report is about another image or does not
@@ -47,7 +45,7 @@ def scan_result(
     if started > latest_time():
         advice = "set the clock, and scan again"
         raise ConfigError(f"{file}: the scan started at {started}, which is in the future; {advice}")
-    findings, notes = judge_vulnerabilities(report, policy, today or datetime.now(UTC).date())
+    findings, notes = judge_vulnerabilities(report, policy, datetime.now(UTC).date())
     if not policy.path.exists():
         consequence = f"{policy.model.fail.severity} findings fail and no finding is ignored"
         notes.append(f"{policy.path}: does not exist, so {consequence}")
