@@ -22,38 +22,14 @@ from elftools.elf.elffile import ELFFile
 from zstandard import ZstdError
 
 from imagebuild.core.errors import CommandError, ResultError
+from imagebuild.core.patterns import DataFile
 from imagebuild.core.run import RunProgram
 from imagebuild.oci.tar import CHUNK, Member, TarArchive, TarError, decompressed, member_path
 from imagebuild.project.lockfile import ImageFacts, TreeFacts, Unpacked
 
 SCRIPT_TIMEOUT_S = 30
-LIMITS = "ulimit -c 0 -f 1024 -t 20 -v 4194304"
-"""Shell command that limits a downloaded script: no core dumps, files of 1 MiB, 20 seconds of CPU time, 4 GiB of
-memory."""
-PRINT = "{ IFS=$'\\n'; for name in $(compgen -e); do printf '%s=%s\\0' \"$name\" \"${!name}\"; done; }"
-"""Shell command that prints all exported variables. It runs no program, because PATH may now contain programs for
-another architecture."""
-NAMESPACES = ("--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "--kill-child")
-NOBODY = "65534"
-SHOWN_LINES = 3
-"""Maximum number of lines of a failed script in a message."""
-LONGEST_LINE = 100
-"""Maximum length of such a line."""
-SCRIPT_NAME = re.compile(r"[\w.-]+\.sh")
-ALL_SCRIPTS = 'for script in {}; do echo "== $script"; ( {} ) 2>&1 | tail -c 20000; done'
-"""Shell command that runs all init scripts of an archive, and prints the end of the output of each."""
-SHELL_OWN = ("_", "HOME", "OLDPWD", "PWD", "SHLVL")
-"""Environment variables that bash sets itself."""
-PATH = "/usr/bin:/bin"
 PLUGIN = "libnccl-net.so"
 """The library that NCCL loads as its network plug-in."""
-VERSION_LINE = re.compile(r"^([A-Za-z][\w.+-]*?)(?:-[0-9a-f]{7,40})?\s+v?(\d[\w.]*)(?:\s|$)", re.MULTILINE)
-"""Matches a line of the file VERSION in an archive: the name of a library, sometimes with a commit, and its version."""
-PC_VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
-LICENSE = re.compile("licen[sc]e|copying|eula", re.IGNORECASE)
-BUILT_IN = re.compile(rb"\b\w+://\S*|(?<![\w./+-])[\w.+-]*(/[\w./+-]*/hpcx-(?:v\d|gcc)[\w.+-]*)")
-"""Matches paths of folders on the machine where HPC-X was built. The pattern also matches whole URLs, but without a
-group, so that paths inside URLs are skipped. A match starts where a word starts: a long word would take hours."""
 OTHER = "choose another version of the component"
 REMEDY = "choose another version, or adapt `unpacked` in component.yaml to this archive"
 """Remedy in messages about an archive that differs from `unpacked`, the description of its content in
@@ -62,19 +38,10 @@ OPENERS: Mapping[bytes, Callable[[IO[bytes]], IO[bytes]]] = {b"BZh": bz2.open, b
 """Maps the first bytes of compressed files to the function that opens them. See also `oci.tar.decompressed`."""
 UNREADABLE = (TarError, OSError, EOFError, zlib.error, lzma.LZMAError, ZstdError, RuntimeError)
 """Errors of `open_tar` and of its result, for damaged or hostile archives."""
-BUILT_LINK = re.compile(r"^/[\w./+-]*hpcx-(?:v\d|gcc)[\w.+-]*")
-"""Matches links to the folder where HPC-X was built. `relocate` of the component `hpcx` corrects these links."""
-LARGEST_TREE = 16 << 30
-"""Maximum size of an unpacked archive, in bytes."""
-LARGEST_TEXT = 1 << 20
-"""Maximum size of a text file that is searched, in bytes."""
-UNREAD = (".a", ".gz", ".bz2", ".xz", ".tgz", ".tbz")
-"""Suffixes of files that are unpacked empty, because they are never read."""
-DYNAMIC = {"DT_SONAME": "soname", "DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
-KEPT_TEXT = re.compile(r".*\.(?:sh|pc)|(?:.*/)?(?:VERSION|modulefiles/.*)", re.DOTALL)
-"""Matches paths of files whose whole text is kept in a report: those that determine the facts."""
-MOST_MEMBERS, MOST_TEXT = 50_000, 4 << 20
-"""Maximum number of members and of characters that are kept for a report about an archive."""
+_DATA = DataFile(__file__)
+_RE, _MOST, _SHELL = _DATA.patterns, _DATA["most"], _DATA["shell"]
+_BUILT_IN = re.compile(_DATA["built_in"].encode())
+_UNREAD = tuple(_DATA["unread"])
 
 
 @dataclass
@@ -98,19 +65,19 @@ class Contents:
 
     def read(self, top: Path, files: Iterable[Path]) -> None:
         """Read the files of an unpacked archive. Symlinks are not followed."""
-        left = MOST_TEXT
+        left = _MOST["kept"]
         for path in (path for path in files if not path.is_symlink()):
             name = str(path.relative_to(top))
             with path.open("rb") as file:
                 if file.read(4) == b"\x7fELF":
                     self.libraries[name] = _dynamic(file)
                     continue
-            if path.stat().st_size <= LARGEST_TEXT and not path.name.endswith(UNREAD):
+            if path.stat().st_size <= _MOST["text"] and not path.name.endswith(_UNREAD):
                 content = path.read_bytes()
                 if b"\0" not in content:
-                    found = [match.decode() for match in BUILT_IN.findall(content) if match]
+                    found = [match.decode() for match in _BUILT_IN.findall(content) if match]
                     self.built_in.update(found)
-                    kept = content.decode(errors="replace") if KEPT_TEXT.fullmatch(name) else "\n".join(found)
+                    kept = content.decode(errors="replace") if _RE["kept_text"].fullmatch(name) else "\n".join(found)
                     left -= len(kept)
                     if kept and (left > 0 or path.suffix == ".pc"):
                         self.texts[name] = kept
@@ -130,7 +97,7 @@ def unpack(archive: Path, folder: Path, needs: Iterable[str] = (), contents: Con
     folder, devices or features that imagebuild does not know. Adds the members of the archive to `contents`.
 
     Static libraries and compressed files become empty files. Symlinks that lead outside of the folder are left out."""
-    root, total, contents = folder.resolve(), 0, contents or Contents()
+    root, total, most, contents = folder.resolve(), 0, _MOST["tree"], contents or Contents()
     try:
         folder.mkdir(exist_ok=True)
         with archive.open("rb") as file:
@@ -139,10 +106,10 @@ def unpack(archive: Path, folder: Path, needs: Iterable[str] = (), contents: Con
             packed = open_tar(file)
             for member in packed:
                 total += member.size
-                if len(contents.members) < MOST_MEMBERS:
+                if len(contents.members) < _MOST["members"]:
                     contents.members.append(member)
-                if total > LARGEST_TREE:
-                    raise TarError(f"is larger than {LARGEST_TREE >> 30} GiB after decompression")
+                if total > most:
+                    raise TarError(f"is larger than {most >> 30} GiB after decompression")
                 if member.kind != "global" and (path := member_path(member.name)):
                     _unpack_member(packed, member, root, root / path)
         for link in [place for place in root.rglob("*") if place.is_symlink()]:
@@ -170,10 +137,10 @@ def _unpack_member(packed: TarArchive, member: Member, root: Path, place: Path) 
     match member.kind:
         case "file":
             with place.open("wb") as file:
-                file.writelines(() if member.name.endswith(UNREAD) else packed.content())
+                file.writelines(() if member.name.endswith(_UNREAD) else packed.content())
             place.chmod(0o755)
         case "symlink":
-            target = BUILT_LINK.sub(str(root / place.relative_to(root).parts[0]), member.target)
+            target = _RE["built_link"].sub(str(root / place.relative_to(root).parts[0]), member.target)
             if (place.parent / target).resolve().is_relative_to(root):
                 place.symlink_to(target)
         case "hardlink":
@@ -219,9 +186,9 @@ def tree_facts(
                 f"add {place.rpartition('/')[0] or place} to `unpacked.replaced` in component.yaml"
             )
     loader = dict.fromkeys(inside(environment.get("LD_LIBRARY_PATH", "")))
-    versions = dict(VERSION_LINE.findall(contents.texts.get("VERSION", "")))
+    versions = dict(_RE["version"].findall(contents.texts.get("VERSION", "")))
     for name, text in contents.texts.items():
-        if name.endswith(".pc") and (match := PC_VERSION.search(text)):
+        if name.endswith(".pc") and (match := _RE["pc_version"].search(text)):
             versions.setdefault(Path(name).stem, match[1])
     needed = {name for library in contents.libraries.values() for name in library["needed"]}
     provided = {path.name for path in files} | {library["soname"] for library in contents.libraries.values()}
@@ -232,7 +199,7 @@ def tree_facts(
         folders=folders,
         versions=dict(sorted(versions.items())),
         sources=tuple(sorted(path.name for path in files if path.is_relative_to(top / "sources"))),
-        licenses=tuple(sorted(str(path.relative_to(top)) for path in files if LICENSE.search(path.name))),
+        licenses=tuple(sorted(str(path.relative_to(top)) for path in files if _RE["license"].search(path.name))),
         plugins=tuple((folder, _plugin_name(top / folder)) for folder in loader if (top / folder / PLUGIN).exists()),
         unprovided=tuple(sorted(needed - provided)),
         built_in=tuple(sorted(contents.built_in)),
@@ -248,33 +215,35 @@ def script_environment(
     folders of all required libraries."""
     place = top.resolve()
     with TemporaryDirectory(prefix="imagebuild-") as root:
+        limits, shown, path = _SHELL["limits"], _SHELL["print"], _SHELL["path"]
         prefix = isolation(run, Path(root), place) if isolated else unprivileged(run, place)
 
         def output(script: str) -> str:
-            command = f"{LIMITS}; cd {quote(str(place))} && {script}"
-            shell = ("env", "-i", f"PATH={PATH}", "HOME=/nonexistent", "bash", "--noprofile", "--norc", "-xc", command)
+            command = f"{limits}; cd {quote(str(place))} && {script}"
+            shell = ("env", "-i", f"PATH={path}", "HOME=/nonexistent", "bash", "--noprofile", "--norc", "-xc", command)
             return run(*prefix, *shell, timeout=SCRIPT_TIMEOUT_S)
 
         try:
-            names = {*SCRIPT_NAME.findall(wanted.script), *(path.name for path in top.glob("*init*.sh"))}
+            names = {*_RE["script_name"].findall(wanted.script), *(path.name for path in top.glob("*init*.sh"))}
             scripts = " ".join(map(quote, sorted(names)))
-            contents.output = output(ALL_SCRIPTS.format(scripts, SCRIPT_NAME.sub('"$script"', wanted.script)))
+            each = _RE["script_name"].sub('"$script"', wanted.script)
+            contents.output = output(_SHELL["scripts"].format(scripts, each))
         except CommandError as error:
             contents.output = str(error)
         problem = ""
         try:
-            text = output(f"{{ {wanted.script}; }} > /dev/null && {PRINT}")
+            text = output(f"{{ {wanted.script}; }} > /dev/null && {shown}")
         except CommandError as error:
             # bash prints each command before it runs it, so the last lines are those that failed.
             reason, _, message = str(error).rpartition("` ")[2].partition(": ")
             message = message.replace(str(place), wanted.prefix)
-            lines = [line.strip()[:LONGEST_LINE] for line in message.splitlines() if line.strip()]
-            problem = ": ".join(filter(None, [reason, " | ".join(lines[-SHOWN_LINES:])]))
+            lines = [line.strip()[: _MOST["line"]] for line in message.splitlines() if line.strip()]
+            problem = ": ".join(filter(None, [reason, " | ".join(lines[-_MOST["lines"] :])]))
             stopped = CommandError(f"the script that sets the environment (`{wanted.script}`) {problem}; {REMEDY}")
             if not reason.startswith("failed"):
                 raise stopped from None
             try:
-                text = output(f"{{ {wanted.script}; }} > /dev/null; {PRINT}")
+                text = output(f"{{ {wanted.script}; }} > /dev/null; {shown}")
             except CommandError:
                 raise stopped from None
     pairs = (pair.split("=", 1) for pair in text.split("\0") if "=" in pair)
@@ -282,10 +251,10 @@ def script_environment(
         name: ":".join(
             posixpath.normpath(p) if p.startswith(wanted.prefix) else p
             for p in value.replace(str(place), wanted.prefix).split(":")
-            if p and p not in PATH.split(":")
+            if p and p not in path.split(":")
         )
         for name, value in pairs
-        if name not in SHELL_OWN
+        if name not in _SHELL["own"]
     }
     libraries = {f"{wanted.prefix}/{path.rpartition('/')[0]}" for path in wanted.needs if "/lib/" in path}
     if problem and not (libraries and libraries <= {*environment.get("LD_LIBRARY_PATH", "").split(":")}):
@@ -298,9 +267,9 @@ def script_environment(
 def isolation(run: RunProgram, root: Path, folder: Path) -> tuple[str, ...]:
     """Return a command prefix that removes network access, privileges and all files but programs and `folder`.
     `root` is an empty folder. Raises CommandError if this machine does not allow this."""
-    user, names = (NOBODY, ()) if os.geteuid() == 0 else ("0", ("--user", "--map-root-user"))
+    user, names = (_SHELL["nobody"], ()) if os.geteuid() == 0 else ("0", ("--user", "--map-root-user"))
     script = str(Path(__file__).with_name("isolated.sh"))
-    prefix = ("unshare", *names, *NAMESPACES, "bash", script, user, str(root), str(folder))
+    prefix = ("unshare", *names, *_SHELL["namespaces"], "bash", script, user, str(root), str(folder))
     try:
         run(*prefix, "test", "-x", str(folder), timeout=10)
     except CommandError as error:
@@ -315,7 +284,8 @@ def isolation(run: RunProgram, root: Path, folder: Path) -> tuple[str, ...]:
 
 def unprivileged(run: RunProgram, folder: Path) -> tuple[str, ...]:
     """Return a command prefix that removes the privileges of root, if this machine allows this."""
-    prefix = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups") if os.geteuid() == 0 else ()
+    user = _SHELL["nobody"]
+    prefix = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups") if os.geteuid() == 0 else ()
     with suppress(CommandError):
         run(*prefix, "test", "-x", str(folder), timeout=10)
         return prefix
@@ -353,17 +323,17 @@ def _plugin_name(folder: Path) -> str:
 
 def _dynamic(file: IO[bytes]) -> dict[str, Any]:
     """Return the machine, `soname`, `needed`, `rpath` and `runpath` of an ELF file. Empty if the file is damaged."""
-    values: dict[str, list[str]] = {name: [] for name in DYNAMIC.values()}
+    values: dict[str, list[str]] = {name: [] for name in _DATA["dynamic"].values()}
     machine = 0
     try:
         elf = ELFFile(file)
         section: Any = elf.get_section_by_name(".dynamic")
         for tag in section.iter_tags() if section else ():
-            if name := DYNAMIC.get(tag.entry.d_tag):
+            if name := _DATA["dynamic"].get(tag.entry.d_tag):
                 values[name].append(getattr(tag, name))
         file.seek(18)
         machine = int.from_bytes(file.read(2), "little" if elf.little_endian else "big")
     except (ELFError, AssertionError, ValueError, KeyError, TypeError, AttributeError):
-        values = {name: [] for name in DYNAMIC.values()}
+        values = {name: [] for name in _DATA["dynamic"].values()}
     needed = values.pop("needed")
     return {"machine": machine, "needed": needed} | {name: ":".join(found) for name, found in values.items()}

@@ -19,6 +19,7 @@ from imagebuild.core import debian
 from imagebuild.core.debian import Offers
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError, ResultError
 from imagebuild.core.http import Downloads
+from imagebuild.core.patterns import DataFile
 from imagebuild.core.run import RunProgram
 from imagebuild.lock.facts import UNREADABLE, open_tar
 from imagebuild.oci.tar import TarError
@@ -29,17 +30,11 @@ SIGNED = re.compile(
     rb"(?s)\A-----BEGIN PGP SIGNED MESSAGE-----[ \t\r]*\n(?:\w[^\n]*\n)*+\r?\n"
     rb"(?P<text>.*)-----BEGIN PGP SIGNATURE-----.*"
 )
-KEYRING = re.compile(r"(^|/)usr/share/keyrings/[^/]+\.(gpg|asc|pgp)$")
-LARGEST_KEY = 1 << 20
-"""Maximum size of a keyring in a package, in bytes."""
-LARGEST_RELEASE = str(64 << 20)
-"""Maximum size in bytes of a Release file. A message of a few kilobytes can be unpacked to many gigabytes."""
 SHOWN = 5
 """Maximum number of versions or packages in a message."""
 KEY_REMEDY = "set `key` of the component's `repository` to the URL of its key"
-GPG = ("gpg", "--batch", "--no-options", "--no-autostart", "--trust-model", "always", "--homedir")
-NOT_GOOD = ("BADSIG", "EXPSIG", "EXPKEYSIG", "REVKEYSIG", "ERRSIG")
-"""Status words of gpg for an invalid signature, such as one for another text or by an expired key."""
+_DATA = DataFile(__file__)
+_RE, _WEAK = _DATA.patterns, _DATA["weak_hashes"]
 
 
 def signed_release(
@@ -54,16 +49,17 @@ def signed_release(
     with tempfile.TemporaryDirectory(prefix="imagebuild-gpg-") as name:
         folder = Path(name)
         keys, signed, text, status = (folder / name for name in ("keys", "signed", "text", "status"))
+        gpg, most = (*_DATA["gpg"], name), str(_DATA["most"]["release"])
         keys.write_bytes(key)
         signed.write_bytes(content if signature is None else signature)
-        check: tuple[str, ...] = ("--max-output", LARGEST_RELEASE, "--output", str(text), "--decrypt", str(signed))
+        check: tuple[str, ...] = ("--max-output", most, "--output", str(text), "--decrypt", str(signed))
         if signature is not None:
             text.write_bytes(content)
             check = ("--verify", str(signed), str(text))
         for words in (("--import", str(keys)), check):
             status.unlink(missing_ok=True)
             try:
-                run(*GPG, name, "--status-file", str(status), *words, timeout=TIMEOUT_S)
+                run(*gpg, "--status-file", str(status), *words, timeout=TIMEOUT_S)
             except CommandError as error:
                 # The status lines count, not the exit status: gpg fails if a second signature is by an unknown key.
                 if not status.exists():
@@ -74,9 +70,9 @@ def signed_release(
             raise CommandError(
                 f"the release is not signed by the repository's key: {found}; {debian.RETRY}, or {KEY_REMEDY}"
             )
-        bare, exported = (*GPG, name), folder / "exported"
-        run(*bare, "--output", str(exported), "--export", timeout=TIMEOUT_S)
-        packets = run(*bare, "--list-packets", str(exported), timeout=TIMEOUT_S)
+        exported = folder / "exported"
+        run(*gpg, "--output", str(exported), "--export", timeout=TIMEOUT_S)
+        packets = run(*gpg, "--list-packets", str(exported), timeout=TIMEOUT_S)
         problems = {signature: refusal(packets, signature, [*releases]) for signature in good}
         if all(problems.values()):
             listed = "; ".join(dict.fromkeys(problems.values()))
@@ -96,45 +92,30 @@ class Signature(NamedTuple):
     digest: int
 
 
-SQV_RELEASES = re.compile(r"debian(1[3-9]|[2-9]\d)|ubuntu(2[5-9]|[3-9]\d)")
-"""Values of the axis `os` whose apt verifies signatures with sqv. The apt of earlier releases uses gpgv."""
-WEAK_HASHES: Mapping[int, str] = {1: "MD5", 2: "SHA-1", 3: "RIPEMD-160"}
-"""Hash algorithms of OpenPGP that apt refuses in signatures; sqv refuses them in the self-signatures of keys too."""
-PUBLIC_KEY = re.compile(r"algo (?P<algorithm>\d+),.*?\[(?P<bits>\d+) bits\].*?keyid: (?P<id>\w{16})", re.DOTALL)
-SIGNATURE = re.compile(r"keyid (?P<by>\w{16})\n.*?sigclass 0x(?P<kind>\w\w)\n\s+digest algo (?P<hash>\d+)", re.DOTALL)
-RSA, DSA, LEAST_BITS = "1", "17", 2048
-BINDINGS, OF_SUBKEY = frozenset({"10", "11", "12", "13", "1F"}), frozenset({"18"})
-"""Kinds of self-signatures: those that make a primary key valid, and the one for a subkey."""
-
-
 def refusal(packets: str, signature: Signature, releases: Sequence[str]) -> str:
     """Return why the apt of these releases refuses a valid signature; empty if it accepts the signature.
     `packets` describes the keys, as `gpg --list-packets` prints it."""
-    if signature.digest in WEAK_HASHES:
-        return f"the signature of the release uses {WEAK_HASHES[signature.digest]}, which apt refuses"
-    strict = [release for release in releases if SQV_RELEASES.match(release)]
-    main, own, kinds, keys, bound = "", "", BINDINGS, dict[str, re.Match[str]](), dict[str, set[int]]()
-    for kind, text in re.findall(r"^:([\w ]+?) packet:(.*?)(?=^:|\Z)", packets, re.DOTALL | re.MULTILINE):
-        if kind.startswith("public") and (key := PUBLIC_KEY.search(text)):
+    if signature.digest in _WEAK:
+        return f"the signature of the release uses {_WEAK[signature.digest]}, which apt refuses"
+    strict = [release for release in releases if _RE["sqv_releases"].match(release)]
+    main, own, keys, bound = "", "", dict[str, re.Match[str]](), dict[str, set[int]]()
+    for kind, text in _RE["packet"].findall(packets):
+        if kind.startswith("public") and (key := _RE["public_key"].search(text)):
             own = key["id"]
             main = own if kind == "public key" else main
             keys[own] = key
-            kinds = BINDINGS if own == main else OF_SUBKEY
-        elif (
-            kind == "signature"
-            and (binding := SIGNATURE.search(text))
-            and binding["by"] == main
-            and binding["kind"].upper() in kinds
-        ):
-            bound.setdefault(own, set()).add(int(binding["hash"]))
+        elif kind == "signature" and (binding := _RE["signature"].search(text)):
+            kinds = _DATA["bindings" if own == main else "subkey_bindings"]
+            if binding["by"] == main and binding["kind"].upper() in kinds:
+                bound.setdefault(own, set()).add(int(binding["hash"]))
     for fingerprint in dict.fromkeys((signature.primary, signature.signer)) if strict else ():
         number = fingerprint[-16:]
         hashes, found = bound.get(number, set()), keys.get(number)
-        if hashes and not hashes - {*WEAK_HASHES}:
-            weak = ", ".join(WEAK_HASHES[code] for code in sorted(hashes))
+        if hashes and not hashes - {*_WEAK}:
+            weak = ", ".join(_WEAK[code] for code in sorted(hashes))
             return f"the key {fingerprint} is bound by {weak}, which the apt of {', '.join(strict)} refuses"
-        if found and (found["algorithm"] == DSA or (found["algorithm"] == RSA and int(found["bits"]) < LEAST_BITS)):
-            name = "DSA" if found["algorithm"] == DSA else f"RSA with {found['bits']} bits"
+        if found and int(found["bits"]) < _DATA["least_bits"].get(found["algorithm"], 0):
+            name = "DSA" if found["algorithm"] == "17" else f"RSA with {found['bits']} bits"
             return f"the key {fingerprint} uses {name}, which the apt of {', '.join(strict)} refuses"
     return ""
 
@@ -144,21 +125,12 @@ def _signatures(status: str) -> tuple[list[Signature], list[str]]:
     good, others = list[Signature](), list[str]()
     for part in re.split(r"^\[GNUPG:\] NEWSIG", status, flags=re.MULTILINE)[1:]:
         lines = {words[1]: words[2:] for line in part.splitlines() if len(words := line.split()) > 1}
-        bad = [f"{kind} {lines[kind][0]}" for kind in NOT_GOOD if kind in lines]
+        bad = [f"{kind} {lines[kind][0]}" for kind in _DATA["not_good"] if kind in lines]
         others += bad[:1]
         if not bad and "GOODSIG" in lines and "VALIDSIG" in lines:
             words = lines["VALIDSIG"]
             good.append(Signature(words[0], words[-1], int(words[7])))
     return good, others
-
-
-class SignedSuite(NamedTuple):
-    """A suite of a distribution's archive, and the keys that may sign it."""
-
-    url: str
-    name: str
-    """Name of the suite, such as `trixie-security`."""
-    key: bytes
 
 
 def read_index(run: RunProgram, web: Downloads, source: PackageSource) -> Offers:
@@ -195,14 +167,15 @@ def read_index(run: RunProgram, web: Downloads, source: PackageSource) -> Offers
         raise error if named else type(error)(f"{source.url}: {error}") from None
 
 
-def read_suite(run: RunProgram, web: Downloads, suite: SignedSuite, arch: str, packages: Iterable[str]) -> Offers:
-    """Return the versions of packages in `main` of a distribution's suite. Raises the same errors as `read_index`."""
-    base = f"{suite.url.rstrip('/')}/dists/{suite.name}/"
+def read_suite(run: RunProgram, web: Downloads, suite: tuple[str, bytes], arch: str, packages: Iterable[str]) -> Offers:
+    """Return the versions of packages in `main` of a distribution's suite, given by its URL and the key that signs it.
+    Raises the same errors as `read_index`."""
+    base, key = suite
     try:
-        release, fingerprints = signed_release(run, suite.key, web.read(f"{base}InRelease"))
+        release, fingerprints = signed_release(run, key, web.read(f"{base}InRelease"))
         index = read_packages(web, base, debian.package_indexes(release, f"main/binary-{arch}/"))
     except ImagebuildError as error:
-        raise error if suite.url in str(error) else type(error)(f"{base}: {error}") from None
+        raise error if base in str(error) else type(error)(f"{base}: {error}") from None
     return debian.offers_in_index(index, packages, signed_by=fingerprints)
 
 
@@ -237,9 +210,9 @@ def key_in_package(web: Downloads, base: str, index: str, package: str) -> bytes
         parts = ArFile(fileobj=io.BytesIO(content)).getmembers()
         packed = open_tar(io.BytesIO(next(part.read() for part in parts if part.name.startswith("data.tar"))))
         for member in packed:
-            if member.kind == "file" and KEYRING.search(member.name):
-                if member.size > LARGEST_KEY:
-                    raise TarError(f"{member.name} is larger than {LARGEST_KEY} bytes")
+            if member.kind == "file" and _RE["keyring"].search(member.name):
+                if member.size > (most := _DATA["most"]["key"]):
+                    raise TarError(f"{member.name} is larger than {most} bytes")
                 keys.append(b"".join(packed.content()))
     except (ArError, StopIteration, *UNREADABLE) as error:
         raise ResultError(f"{path} cannot be unpacked: {error}; {KEY_REMEDY}") from None
