@@ -11,27 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from imagebuild.core.patterns import DataFile
+
 PREFIX = "(imagebuild-ras) "
 """Start of each line of an answer in a log."""
 SHOWN = 4
 """Maximum number of ranks that are named for one state of a communicator."""
-_RANK = re.compile(
-    r"Rank (?P<rank>\d{1,9})(?: has (?:launched up to operation (?P<count>\d{1,18})|not launched any operations))?"
-    r" -- (?:GPU (?P<gpu>[\d,]{1,99})[^-]{,200} managed by process (?P<pid>\d{1,9}) on node (?P<host>\S+)|\[)"
-)
-_ASKED = re.compile(r"asked at .{1,40}\((?P<time>\d{1,12})\)(?:, (?P<quiet>\d{1,9}) s after the last line)?")
-_STOPPED = re.compile(r" rank=(\d*) process=(\d+) host=(\S+)")
-_GROUP = re.compile(r"^ *\d{1,9}(?: +\d{1,9}){5} +([A-Z_]+ +[A-Z_]+)$", re.MULTILINE)
-"""Matches the row of a group of communicators in the table of an answer in text. It ends with OK if there is no
-error."""
-ERRORS = {
-    1: "an error of CUDA", 2: "an error of the system", 3: "an internal error", 4: "a wrong argument",
-    5: "a wrong use of its functions", 6: "an error of another rank or of the network",
-}  # fmt: skip
-"""Maps values of `ncclResult_t` that are errors to words (nccl.h). 7 says that a function has not ended."""
-_NO_COMMA = re.compile(r"(?<=[\]}\"\w])(?=[^\S\n]*+\n\s*+[\"{])")
-"""Matches the end of a value that no comma parts from the next. NCCL 2.28 omits one in each missing rank."""
-_MOST = re.compile(r"(\d{1,9}) ranks have (?:launched up to operation (\d{1,18})|not launched any operations)")
+_DATA = DataFile(__file__)
+_RE = _DATA.patterns
 
 
 @dataclass
@@ -85,7 +72,7 @@ def answers(lines: Iterable[str]) -> list[list[Communicator]]:
     for line in lines:
         if PREFIX in line:
             text = line.partition(PREFIX)[2]
-            asked = _ASKED.match(text) or asked
+            asked = _RE["asked"].match(text) or asked
             if text.startswith(("SERVER PROTOCOL", "stopped ")):
                 texts.append((asked, []))
                 asked = None
@@ -103,16 +90,16 @@ def answers(lines: Iterable[str]) -> list[list[Communicator]]:
 def read_answer(text: str) -> list[Communicator] | None:
     """Return the communicators in an answer. None if the answer was cut off or says nothing about communicators."""
     if text.startswith("stopped "):
-        stopped = [Rank(rank or "?", host, "", pid) for rank, pid, host in _STOPPED.findall(text)]
+        stopped = [Rank(rank or "?", host, "", pid) for rank, pid, host in _RE["stopped"].findall(text)]
         return [Communicator("", missing=stopped)] if stopped else None
     start = text.find("{")
     if '"communicators"' in text and start >= 0:
         try:
-            content, _ = json.JSONDecoder().raw_decode(_NO_COMMA.sub(",", text[start:]))
+            content, _ = json.JSONDecoder().raw_decode(_RE["no_comma"].sub(",", text[start:]))
             return [_from_json(each) for each in content["communicators"]] or None
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None
-    groups = _GROUP.findall(text)
+    groups = _RE["group"].findall(text)
     sound = groups and all(group.endswith(" OK") for group in groups)
     return _from_text(text) or ([] if sound else None)
 
@@ -146,17 +133,17 @@ def _from_text(text: str) -> list[Communicator]:
     found: dict[str, Communicator] = {}
     current, kind, counted, is_missing = Communicator(""), "", 0, False
     for line in text.splitlines():
-        if match := re.match(r"#\d+-\d+ \((\w+)\)", line):
+        if match := _RE["communicator"].match(line):
             current = found.setdefault(match[1], Communicator(f"0x{match[1]}"))
             kind, is_missing = "", False
-        elif match := re.search(r"ranks have different (\w+) operation counts", line):
+        elif match := _RE["differs"].search(line):
             kind, is_missing = match[1], False
         elif "Missing communicator data from" in line:
             is_missing = True
-        elif match := _MOST.search(line):
+        elif match := _RE["most"].search(line):
             counted = int(match[2] or 0)
             current.most.setdefault(kind, counted)  # the largest group comes first
-        elif match := _RANK.search(line):
+        elif match := _RE["rank"].search(line):
             rank = Rank(int(match["rank"]), match["host"] or "", match["gpu"] or "", match["pid"] or "")
             if is_missing:
                 current.missing.append(rank)
@@ -181,7 +168,7 @@ def hung(now: Iterable[Communicator], before: Iterable[Communicator] = ()) -> It
         if communicator.missing:
             lost = "no sign of life; the process has ended, is stopped or hangs"
             yield f"hung: {_named(communicator.missing)} of {of}: {lost}"
-        for code, error in ERRORS.items():
+        for code, error in _DATA["errors"].items():
             if failed := [rank for rank in communicator.ranks if rank.error == code]:
                 yield f"hung: {_named(failed)} of {of}: NCCL has {error}; NCCL's messages say more"
         known = earlier.get(communicator.name)

@@ -25,6 +25,7 @@ from imagebuild.core.errors import Absent, CommandError, ConfigError, Imagebuild
 from imagebuild.core.fields import ARCHS, Arch, Model, Platform
 from imagebuild.core.files import write_text
 from imagebuild.core.http import Advance
+from imagebuild.core.patterns import data_of
 from imagebuild.core.run import for_each
 from imagebuild.lock import repositories
 from imagebuild.lock.distribution import ReleasePackages, archive_of, installed_packages, package_name
@@ -448,16 +449,7 @@ class LockReport(Model):
         return 1 if states - {"as locked", "no answer"} else 4 if "no answer" in states else 0
 
 
-CONSEQUENCES: Mapping[State, str] = {
-    "wrong": "a build stops when it verifies the source; `{command} --update {address}` pins the current content",
-    "gone": "a build stops unless a cache has the source; pin another version, or configure a mirror that has it",
-    "lacks packages": "a build stops when it installs them; request what the archive has, in the matrix or component",
-    "not locked": "a build stops before its first step; `{command}` pins the source",
-    "not read": "the content is pinned, but a build also needs facts from it; `{command}` verifies and reads it",
-    "not used": "nothing in the matrix uses the entry; `{command}` removes it",
-    "no answer": "the source was not compared; check on a machine that can reach the server, or configure a mirror",
-    "as locked": "",
-}
+CONSEQUENCES: Mapping[State, str] = data_of(__file__)
 """Maps each state of a source to the consequence for a build, the worst state first."""
 
 

@@ -17,6 +17,7 @@ from imagebuild.core.debian import Offers
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError, Unreachable
 from imagebuild.core.fields import ARCHS, CPUS, Arch, Platform
 from imagebuild.core.http import SHOWN_CONTENT, Advance, Downloads, Patience
+from imagebuild.core.patterns import DataFile
 from imagebuild.core.run import (
     MODULE,
     NEUTRAL,
@@ -52,18 +53,10 @@ from imagebuild.project.lockfile import (
 
 GIT_TIMEOUT_S = 60
 PIP_TIMEOUT_S = 300
-GIT_ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
-"""Environment variables that make git and ssh fail instead of asking for a password."""
 PATIENCE = Patience(10)
 """How long failed requests are retried."""
-GIT_REFERENCE = re.compile(r"^([0-9a-f]{40})\trefs/tags/(\S+?)(?:\^\{\})?$")
-OFFLINE = re.compile(
-    r"NewConnectionError|NameResolutionError|Failed to establish|ProxyError|SSLError|ReadTimeout|ConnectTimeout|"
-    r"Connection (?:refused|reset|aborted)|Temporary failure in name resolution|timed out|HTTP error 5|"
-    r"error sending request|Failed to fetch"
-)
-"""Matches messages of pip and uv about an index that cannot be reached. In this case, pip also prints that it found no
-version."""
+_DATA = DataFile(__file__)
+_RE = _DATA.patterns
 
 
 @dataclass
@@ -170,15 +163,15 @@ class Upstream:
         command = ("git", "-C", "/", "ls-remote", "--", address, *(patterns or ["refs/tags/*"]))
         try:
             with git_environment(self.ca, self.netrc) as environ:
-                text = self._called(*command, env={**GIT_ENVIRONMENT, **environ}, timeout=GIT_TIMEOUT_S)
+                text = self._called(*command, env={**_DATA["git_environment"], **environ}, timeout=GIT_TIMEOUT_S)
         except CommandError as error:
-            problem = re.search(r"^.*(?:fatal|error):.*$", str(error), re.MULTILINE)
+            problem = _RE["git_problem"].search(str(error))
             raise Unreachable(
                 f"{address}: {(problem[0] if problem else str(error)).rpartition('fatal: ')[2]}"
             ) from None
         commits = {}
         for line in text.splitlines():
-            if not (match := GIT_REFERENCE.match(line)):
+            if not (match := _RE["git_reference"].match(line)):
                 raise ResultError(
                     f"{address}: git printed {line!r} instead of a tag; check that the URL is a git repository"
                 )
@@ -264,7 +257,7 @@ class Upstream:
                 if "No module named uv" in reason:
                     remedy = "run `pip install uv` in the Python environment of imagebuild"
                     raise CommandError(f"uv, which chooses the Python packages, is not installed; {remedy}") from None
-                if OFFLINE.search(reason):
+                if _RE["offline"].search(reason):
                     raise Unreachable(f"{wanted.name}: the package index does not answer") from None
                 raise CommandError(f"uv finds no {' '.join(wanted.requirements)} for {arch}: {reason}") from None
         try:
@@ -298,7 +291,7 @@ class Upstream:
         versions = []
         for arch in ARCHS:
             text = self._pip(arch, "index", "versions", "--pre", name, failing=f"pip finds no {name}")
-            match = re.search(r"^Available versions: (.+)$", text, re.MULTILINE)
+            match = _RE["pip_versions"].search(text)
             if not match:
                 raise ResultError(
                     f"pip's list of versions of {name} cannot be read: {text[:200]!r}; install pip 23.0 or newer"
@@ -341,7 +334,7 @@ class Upstream:
             return self._called(*MODULE, "pip", *words, *options, env=environ, timeout=PIP_TIMEOUT_S, folder=NEUTRAL)
         except CommandError as error:
             output = str(error).partition(": ")[2]
-            if OFFLINE.search(output):
+            if _RE["offline"].search(output):
                 raise Unreachable(f"{failing}: the package index does not answer") from None
             if known := re.search(r"from versions: ([^)]*)\)", output):
                 raise CommandError(f"{failing}; pin one of {known[1]}") from None
