@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any
 
 from imagebuild.bench.models import Half, NcclRow, Run
+from tests.conftest import ROOT
 
 FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n, "all_gather": lambda n: (n - 1) / n, "reduce_scatter": lambda n: (n - 1) / n,
@@ -175,6 +179,52 @@ class Table:
 
     def text(self) -> str:
         return "\n".join(self.lines()) + "\n"
+
+
+def document(table: Table, **changes: object) -> str:
+    """Generate the JSON of a run, with times that are not rounded, and with changed keys."""
+    results = [
+        {"size": row.size_bytes, "count": row.count, "type": row.dtype, "redop": row.redop, "root": f"{row.root}",
+         **{name: {"time": (half.time_us or 0) + 0.0012, "alg_bw": half.algbw_gb_s, "bus_bw": half.busbw_gb_s, "nwrong": 0}
+            for name, half in zip(("out_of_place", "in_place"), row.halves, strict=True)}}
+        for row in table.rows()
+    ]  # fmt: skip
+    config = {"nthreads": 1, "ngpus": 8, "minimum_bytes": table.sizes[0], "maximum_bytes": table.sizes[-1], "step_factor": table.step,
+              "validation": 1, "devices": [{"rank": 0, "hostname": "node1", "device": 0, "device_info": table.device}]}  # fmt: skip
+    average = {"bandwidth": table.average, "okay": "unchecked"}
+    return json.dumps({
+        "version": 3, "args": ["all_reduce_perf"], "nccl_version": 23007, "config": config, "results": results,
+        "out_of_bounds": {"count": 0, "okay": "true"}, "average_bus_bandwidth": average, **changes,
+    })  # fmt: skip
+
+
+Piece = str | dict[str, Any]
+"""A piece of a text in tests/data/bench/runs.yaml, which explains the keys."""
+
+
+def table_of(piece: dict[str, Any]) -> Table:
+    options = dict(piece.get("table", {}))
+    sizes = tuple(options.pop("sizes", Table.sizes)) * options.pop("times", 1)
+    return Table(sizes=sizes, **options)
+
+
+def text_of(pieces: Iterable[Piece]) -> str:
+    text = ""
+    for piece in pieces:
+        if isinstance(piece, str):
+            text += piece
+            continue
+        table, rows = table_of(piece), piece.get("rows")
+        lines = {"head": table.head(), "body": table.body()[:rows], "foot": table.foot()}
+        parts = piece.get("parts", ["head", "body"] + ["foot"] * (rows is None))
+        own = "".join(f"{line}\n" for part in parts for line in lines[part])
+        own = f"{document(table, **piece['document'])}\n" if "document" in piece else own
+        own = (ROOT / "tests/data/bench" / piece["file"]).read_text() if "file" in piece else own
+        for pattern, replacement, *most in piece.get("sub", ()):
+            own, times = re.subn(pattern, replacement, own, count=most[0] if most else 0)
+            assert times, pattern
+        text += own
+    return text
 
 
 def same(run: Run, table: Table) -> None:

@@ -14,7 +14,7 @@ from imagebuild.bench.judge import Expected, judge_results
 from imagebuild.bench.models import State
 from imagebuild.bench.read import read_text
 from tests.conftest import ROOT, data
-from tests.unit.bench.nccl_tables import Table, interleaved
+from tests.unit.bench.nccl_tables import Table, document, interleaved
 from tests.unit.bench.speed_fakes import shipped
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -171,22 +171,6 @@ FIGURES = re.compile(
 """A row of a table, of a JSON document or of perftest, or a cell of a matrix. Groups with the same name but for `_` are
 the same figure."""
 TOTALS = re.compile(r'(?P<mean>Avg bus bandwidth +: |"bandwidth": )[-\w.]+|(?P<sum>SUM \S+ |"sum": )[\d.]+')
-
-
-def document(table: Table) -> str:
-    """Generate the JSON of a run."""
-    results = [
-        {"size": row.size_bytes, "count": row.count, "type": row.dtype, "redop": row.redop, "root": f"{row.root}",
-         **{name: {"time": half.time_us, "alg_bw": half.algbw_gb_s, "bus_bw": half.busbw_gb_s, "nwrong": 0}
-            for name, half in zip(("out_of_place", "in_place"), row.halves, strict=True)}}
-        for row in table.rows()
-    ]  # fmt: skip
-    config = {"nthreads": 1, "ngpus": 8, "minimum_bytes": table.sizes[0], "maximum_bytes": table.sizes[-1], "step_factor": 2, "validation": 1,
-              "devices": [{"rank": 0, "hostname": "node1", "device": 0, "device_info": H100}]}  # fmt: skip
-    return json.dumps({
-        "version": 3, "args": ["all_reduce_perf"], "nccl_version": 23007, "config": config, "results": results,
-        "out_of_bounds": {"count": 0, "okay": "true"}, "average_bus_bandwidth": {"bandwidth": table.average},
-    })  # fmt: skip
 
 
 def matrix_document() -> str:
