@@ -5,20 +5,13 @@ random, and the next block has the reverse order (ABBA), so that a steady drift 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
+
+from imagebuild.core.patterns import DataFile
 
 MARK = "imagebuild-compare"
 """Word that begins each line by which the script of a comparison describes the log."""
-_LINE = re.compile(rf"# {MARK} (sides|error|order|begin|end) ?(.*)")
-_COUNT = re.compile("[0-9]{1,9}")
-_VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)|nccl-library=(\d{4,6})\b")
-"""What NCCL prints about itself: the line of NCCL_DEBUG=VERSION, and the number that nccl-tests reads from it."""
-_VARIABLE = re.compile(r"NCCL INFO (\w+) set by environment to (\S+?)\.?$")
-_GPU = re.compile(r"Rank +(\d{1,7})\b.{0,60}? on +(\S{1,300}) +(device +\d{1,5} +\[[^\]]{0,40}\].{0,200})")
-"""A row of the list of devices that nccl-tests prints: the rank, its host, and its GPU with the bus id."""
-_CONTAINER = re.compile("[0-9a-f]{12}")
-"""Matches the host name that Docker invents for each container. It says nothing about the host."""
+_RE = DataFile(__file__, mark=MARK).patterns
 ERROR_RATE, MOST_ERROR = 0.01, 0.05
 """Probability that at least one verdict of a comparison of equal sides claims a difference, and the largest probability
 that a log can state."""
@@ -88,32 +81,37 @@ class ComparisonReader:
 
     def read(self, row: str, number: int) -> None:
         """Read a line of the log."""
-        if MARK in row and (found := _LINE.search(row)):
+        if MARK in row and (found := _RE["line"].search(row)):
             self.is_marked = True
             self._read_mark(found[1], found[2].strip(), number)
         elif self._current and ("NCCL" in row or "nccl-library" in row):
             self._current.versions |= loaded_versions(row)
-            self._current.variables |= set(_VARIABLE.findall(row.rstrip()))
-        elif self._current and " device " in row and (gpu := _GPU.search(row)):
-            host = "a container" if _CONTAINER.fullmatch(gpu[2]) else gpu[2]
+            self._current.variables |= set(_RE["variable"].findall(row.rstrip()))
+        elif self._current and " device " in row and (gpu := _RE["gpu"].search(row)):
+            host = "a container" if _RE["container"].fullmatch(gpu[2]) else gpu[2]
             self._current.gpus.add((int(gpu[1]), f"{host}, {' '.join(gpu[3].split())}"))
 
     def _read_mark(self, kind: str, rest: str, number: int) -> None:
         if kind == "sides":
             self._sides, self._last, self._error_rate = tuple(rest.split(" | ")), None, ERROR_RATE
-        elif kind == "error" and (rate := re.fullmatch(r"0\.\d+", rest)):
+        elif kind == "error" and (rate := _RE["rate"].fullmatch(rest)):
             self._error_rate = min(float(rate[0]), MOST_ERROR)
-        elif kind == "order" and re.fullmatch(r"[0-9a-f ]+", rest):
+        elif kind == "order" and _RE["order"].fullmatch(rest):
             order = tuple(tuple(int(digit, 16) for digit in word) for word in rest.split())
             sides = set(range(len(self._sides)))
             if len(order) <= MOST_BLOCKS and all({*block} == sides for block in order):
                 self._begin(order)
-        elif kind == "begin" and self._last and _COUNT.fullmatch(rest) and int(rest) < len(places := self._last.places):
+        elif (
+            kind == "begin"
+            and self._last
+            and _RE["count"].fullmatch(rest)
+            and int(rest) < len(places := self._last.places)
+        ):
             block, side = places[int(rest)]
             self._current = self._last.sections[int(rest)] = Section(side, block, number)
             self.cuts.append(number)
         elif kind == "end" and self._current:
-            self._current.status = int(rest) if _COUNT.fullmatch(rest) else None
+            self._current.status = int(rest) if _RE["count"].fullmatch(rest) else None
             self._current = None
             self.cuts.append(number)
 
@@ -129,7 +127,7 @@ class ComparisonReader:
 def loaded_versions(text: str) -> set[str]:
     """Return the versions of NCCL that the output of a run reports."""
     found = set()
-    for plain, number in _VERSION.findall(text):
+    for plain, number in _RE["version"].findall(text):
         code = int(number or 0)
         # NCCL_VERSION_CODE: 23007 is 2.30.7; before 2.9, 2804 was 2.8.4.
         found.add(plain or f"{code // 10000}.{code // 100 % 100}.{code % 100}")

@@ -19,58 +19,49 @@ _DATA = data_of(__file__)
 def data_path(messages: Iterable[Message], hosts: Sequence[str] = ()) -> DataPath | None:
     """Return what carried the data according to messages. None if they do not say it.
     `hosts` are the hosts of the ranks, if they are known."""
-    seen = _Seen()
-    for message in messages:
-        seen.add(message)
-    path = seen.path(hosts)
+    path = _Seen([*messages]).path(hosts)
     return path if path.says_anything else None
 
 
 class _Seen:
-    """The facts in all messages so far."""
+    """The facts in messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, messages: Sequence[Message]) -> None:
+        told = [(message, message.facts) for message in messages]
+        every = [facts for _, facts in told]
         self.values: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.quotes: dict[str, str] = {}
-        self.hosts: dict[int, str] = {}
-        self.places: set[tuple[str, str]] = set()
+        for message, facts in told:
+            quote = f"line {message.number}: {message.text}"
+            for name, value in facts.items():
+                self.values[name][value] += 1
+                if message.text:
+                    self.quotes.setdefault(name, quote)
+                    self.quotes.setdefault(f"{name}={value}", quote)
+            if "name" in facts:
+                self.quotes.setdefault(facts["name"], quote)
+        self.hosts = {int(facts["rank"]): said.host for said, facts in told if "rank" in facts and said.host}
+        self.places = {(message.host, message.device) for message in messages if message.host}
         """The hosts and devices that printed messages."""
         self.ports: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        for message, facts in told:
+            if "ports" in facts:
+                self.ports[message.host][facts["ports"]] = None
         self.links: defaultdict[frozenset[tuple[str, str]], int] = defaultdict(int)
         """Maps the facts about a connection to its channels, one bit for each."""
-        self.plugin: tuple[str | None, str | None] = None, None
-        self.variables: dict[str, str] = {}
-        self.rates: dict[str, int] = {}
-        self.choices: dict[tuple[str, int], tuple[str, str]] = {}
-        self.lanes: defaultdict[str, set[str]] = defaultdict(set)
-
-    def add(self, message: Message) -> None:
-        facts = message.facts
-        quote = f"line {message.number}: {message.text}"
-        for name, value in facts.items():
-            self.values[name][value] += 1
-            if message.text:
-                self.quotes.setdefault(name, quote)
-                self.quotes.setdefault(f"{name}={value}", quote)
-        if message.host:
-            self.places.add((message.host, message.device))
-        if "ports" in facts:
-            self.ports[message.host][facts["ports"]] = None
-        if "rank" in facts and message.host:
-            self.hosts[int(facts["rank"])] = message.host
-        if "from" in facts:
+        for facts in (facts for facts in every if "from" in facts):
             link = frozenset((name, value) for name, value in facts.items() if name != "channel")
             self.links[link] |= _channels(facts.get("channel", "0"))
-        if "name" in facts:
-            self.variables[facts["name"]] = facts["value"]
-            self.quotes.setdefault(facts["name"], quote)
-        if "plugin" in facts and self.plugin[0] != "aws-ofi-nccl":
-            self.plugin = facts["plugin"], facts["abi"]
-        if "mbit" in facts:
-            self.rates[facts["port"]] = int(facts["mbit"]) // 1000 // int(facts.get("members", 1))
-        if "algo" in facts:
-            self.choices[facts.get("function", ""), int(facts["bytes"])] = facts["algo"], facts["proto"]
-        if "lanes" in facts:
+        plugins = [(facts["plugin"], facts["abi"]) for facts in every if "plugin" in facts]
+        known = (plugin for plugin in plugins if plugin[0] == "aws-ofi-nccl")
+        self.plugin: tuple[str | None, str | None] = next(known, plugins[-1] if plugins else (None, None))
+        self.variables = {facts["name"]: facts["value"] for facts in every if "name" in facts}
+        rates = [facts for facts in every if "mbit" in facts]
+        self.rates = {facts["port"]: int(facts["mbit"]) // 1000 // int(facts.get("members", 1)) for facts in rates}
+        chosen = [facts for facts in every if "algo" in facts]
+        self.choices = {(f.get("function", ""), int(f["bytes"])): (f["algo"], f["proto"]) for f in chosen}
+        self.lanes: defaultdict[str, set[str]] = defaultdict(set)
+        for facts in (facts for facts in every if "lanes" in facts):
             self.lanes[facts["scope"]].update(re.findall(r"\b([a-z]\w+)/[\w.:-]+", facts["lanes"]))
 
     def seen(self, name: str) -> Counter[str]:

@@ -198,10 +198,8 @@ def judge_sides(comparison: PairedComparison, allowed_loss: float = 0) -> tuple[
     nothing = Claim(state="not applicable", reason="the comparison does not check data or participation")
     doubts = "; ".join((*comparison.faults, *comparison.problems))
     participation = Claim(state="incomplete", reason=doubts) if comparison.faults else nothing
-    judgements = []
-    for item in comparison.differences:
-        if not item.is_headline:
-            continue
+    claims: list[tuple[str, SpeedClaim]] = []
+    for item in (item for item in comparison.differences if item.is_headline):
         state: ClaimWord = "not judged"
         if item.verdict == "open":
             pass
@@ -217,12 +215,9 @@ def judge_sides(comparison: PairedComparison, allowed_loss: float = 0) -> tuple[
             state=state, reason=doubts or f"{reason}{allowed}",
             allow=None if state == "slower" else "unjudged", measured=round(item.rate, 3), size_bytes=item.size_bytes,
         )  # fmt: skip
-        subject = f"{item.collective}, {item.size_bytes} bytes: {item.side}"
-        judged = {"data": nothing, "participation": participation, "speed": speed}
-        judgements.append(Judgement(source=comparison.source, subject=subject, **judged))
-    if not judgements:
-        claim = SpeedClaim(state="not judged", reason=doubts, allow="unjudged")
-        judged = {"data": nothing, "participation": participation, "speed": claim}
+        claims.append((f"{item.collective}, {item.size_bytes} bytes: {item.side}", speed))
+    if not claims:
         subject = " or ".join(comparison.sides) or "a comparison"
-        judgements.append(Judgement(source=comparison.source, subject=subject, **judged))
-    return tuple(judgements)
+        claims.append((subject, SpeedClaim(state="not judged", reason=doubts, allow="unjudged")))
+    shared = {"source": comparison.source, "data": nothing, "participation": participation}
+    return tuple(Judgement(subject=subject, speed=speed, **shared) for subject, speed in claims)

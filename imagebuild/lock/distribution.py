@@ -11,44 +11,35 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache, partial
-from pathlib import Path
 from typing import NamedTuple
 
 from debian.deb822 import Release
-from pydantic import Field
 
 from imagebuild.core import debian
 from imagebuild.core.errors import CommandError, Unreachable, suggestion
-from imagebuild.core.fields import Arch, Model
+from imagebuild.core.fields import Arch
 from imagebuild.core.http import Downloads
+from imagebuild.core.patterns import data_of
 from imagebuild.core.run import RunProgram
-from imagebuild.core.yaml import read_yaml
 from imagebuild.lock.repositories import SIGNED, key_in_package, missing, read_packages, signed_release
 from imagebuild.project.lockfile import Fingerprint, PackageSource
 from imagebuild.project.matrix import PACKAGE, Base
 
 
-class Distribution(Model):
+class Distribution(NamedTuple):
     """An entry of archives.yaml, which explains the fields."""
 
-    releases: dict[str, str]
+    releases: Mapping[str, str]
     keyring: str
-    keys: tuple[Fingerprint, ...]
-    components: tuple[str, ...]
-    suites: dict[Arch, tuple[str, ...]] = Field(default_factory=dict)
-
-
-class Distributions(Model):
-    """The content of archives.yaml."""
-
-    debian: Distribution
-    ubuntu: Distribution
+    keys: Collection[Fingerprint]
+    components: Collection[str]
+    suites: Mapping[Arch, Collection[str]] = {}
 
 
 @cache
 def known_distributions() -> Mapping[str, Distribution]:
     """Return the distributions whose archives are known."""
-    return dict(read_yaml(Path(__file__).with_name("archives.yaml"), Distributions).model)
+    return {name: Distribution(**row) for name, row in data_of(__file__, "archives").items()}
 
 
 class DistributionArchive(NamedTuple):
