@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from imagebuild.bench.judge import Expected, judge_results
-from imagebuild.bench.models import BandwidthTest, Claim, Diagnostic, Judgement, Results, Run, TableRow
+from imagebuild.bench.models import BandwidthTest, Diagnostic, Judgement, Results, Run, TableRow
 from imagebuild.core.errors import ConfigError
 from tests.conftest import data
 from tests.unit.bench.speed_fakes import GIB, matrix, run, shipped, table
@@ -40,53 +40,34 @@ def test_the_best_large_row_counts_and_not_the_average() -> None:
 CLAIMS = data("bench/claims")
 
 
-def found(claim: Claim, row: dict[str, Any], *names: str) -> None:
-    """Check that the claims are those in the row."""
-    assert {name: getattr(claim, name) for name in names} == {name: row.get(name) for name in names}
-    assert row.get("reason", "") in claim.reason
+CHECKED = {
+    "participation": ["allow"],
+    "sizes": ["allow"],
+    "pairs": ["allow"],
+    "matrices": ["measured"],
+    "tables": ["measured"],
+}
 
 
-@pytest.mark.parametrize("row", CLAIMS["participation"], ids=str)
-def test_participation(row: dict[str, Any]) -> None:
-    result = run((GIB, 480.0, 480.0), **row.get("changes", {}))
-    found(judge(result, row.get("profile", "h200"), **row.get("expected", {})).participation, row, "state", "allow")
-
-
-@pytest.mark.parametrize("row", CLAIMS["speed"], ids=str)
-def test_speed(row: dict[str, Any]) -> None:
-    result = run((4 * GIB, *row["rates"]), **row.get("changes", {}))
-    found(judge(result, row.get("profile", "h200"), **row.get("expected", {})).speed, row, "state")
-
-
-@pytest.mark.parametrize("row", CLAIMS["sizes"], ids=str)
-def test_speed_at_several_sizes(row: dict[str, Any]) -> None:
-    result = run(*((size * 2**20, *rates) for size, *rates in row["rows"]), **row.get("changes", {}))
-    found(judge(result, row.get("profile", "h200"), **row.get("expected", {})).speed, row, "state", "allow")
-
-
-@pytest.mark.parametrize("row", CLAIMS["matrices"], ids=str)
-def test_speed_of_matrices(row: dict[str, Any]) -> None:
-    claim = judged(row.get("profile", "h200"), tests=(matrix(row["name"], *row["cells"]),)).speed
-    found(claim, row, "state", "measured")
-    if claim.state == "too slow" and len(row["cells"]) > 1 and "reason" not in row:
-        assert "the worst pair" in claim.reason
-
-
-@pytest.mark.parametrize("row", CLAIMS["pairs"], ids=str)
-def test_pairs_that_were_not_measured(row: dict[str, Any]) -> None:
-    test = matrix(row["name"], *row["cells"])
-    claim = judged(row.get("profile", "h200"), Expected(len(row["cells"][0])), tests=(test,)).participation
-    found(claim, row, "state", "allow")
-
-
-@pytest.mark.parametrize("row", CLAIMS["tables"], ids=str)
-def test_perftest_in_every_unit(row: dict[str, Any]) -> None:
-    changes: dict[str, Any] = {name: row[name] for name in ("tool", "devices") if name in row}
-    if "sizes" in row:
-        changes["rows"] = tuple(TableRow(size_bytes=size, bw_average=rate) for size, rate in row["sizes"].items())
-    made = table(row["average"], row["unit"], row["test"], **changes)
-    claim = judged(row.get("profile", "h200"), tables=(made,)).speed
-    assert (claim.state, claim.measured) == (row["state"], row["measured"] and pytest.approx(row["measured"]))
+@pytest.mark.parametrize(("kind", "row"), [(kind, row) for kind, rows in CLAIMS.items() for row in rows], ids=str)
+def test_claims(kind: str, row: dict[str, Any]) -> None:
+    expected, changes = row.get("expected", {}), row.get("changes", {})
+    results: dict[str, object] = {}
+    if "cells" in row:
+        results["tests"] = (matrix(row["name"], *row["cells"]),)
+        expected = {"ranks": len(row["cells"][0])} if kind == "pairs" else expected
+    elif "average" in row:
+        changes = {name: row[name] for name in ("tool", "devices") if name in row}
+        if "sizes" in row:
+            changes["rows"] = tuple(TableRow(size_bytes=size, bw_average=rate) for size, rate in row["sizes"].items())
+        results["tables"] = (table(row["average"], row["unit"], row["test"], **changes),)
+    else:
+        rows = row.get("rows") or [[4096, *row["rates"]] if "rates" in row else [1024, 480.0, 480.0]]
+        results["runs"] = (run(*((int(size * 2**20), *rates) for size, *rates in rows), **changes),)
+    judgement = judged(row.get("profile", "h200"), Expected(**expected), **results)
+    claim = judgement.participation if kind in ("participation", "pairs") else judgement.speed
+    names = ["state", *CHECKED.get(kind, ())]
+    assert {name: getattr(claim, name) for name in names} == pytest.approx({name: row.get(name) for name in names})
     assert row.get("reason", "") in claim.reason
 
 
@@ -110,19 +91,6 @@ def test_data(changes: dict[str, object], state: str, reason: str, standing: str
     assert judgement.worst().standing() == standing
     if standing == "failed":
         assert judgement.speed.reason == "its data failed, so its speed is not judged"
-
-
-def test_sizes() -> None:
-    small = judge(run((GIB // 2, 480.0, 480.0)))
-    assert (small.speed.state, small.speed.allow) == ("not judged", "unjudged")
-    assert "speed is judged at 1 GiB or more" in small.speed.reason
-    assert judge(run((2**20, 720.0, 100.0))).speed.state == "impossible"
-    rounded_down = run((GIB - GIB % (16 * 7), 459.0, 458.0), ranks=7)
-    assert judge(rounded_down).speed.state == "fast enough"
-    collapsed = judge(run((GIB, 480.0, 480.0), (2 * GIB, 52.0, 50.0))).speed
-    assert (collapsed.state, collapsed.measured) == ("too slow", 480.0)
-    assert judge(run((GIB, 52.0, 50.0), (2 * GIB, 480.0, 480.0))).speed.state == "fast enough"
-    assert collapsed.reason == f"only 52 GB/s at {2 * GIB} bytes, less than half of the 480 GB/s at {GIB} bytes"
 
 
 def test_what_only_the_caller_knows() -> None:
