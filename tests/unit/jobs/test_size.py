@@ -10,7 +10,7 @@ import pytest
 from imagebuild.core.errors import ConfigError
 from imagebuild.jobs.facts import load_facts
 from imagebuild.jobs.size import refuse_unknown_gpus
-from tests.conftest import ROOT
+from tests.conftest import ROOT, data
 from tests.unit.jobs.job_fakes import job, profiles, text
 
 H100 = "mpijob --profile h100 --fabric ib"
@@ -36,21 +36,7 @@ def test_every_parameter_is_documented(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "short"),
-    [
-        ("*NVIDIA H100 80GB HBM3*", "h100"),
-        ("*L40S*", "l40s"),
-        ("Tesla T4", "t4"),
-        ("NVIDIA L4", "l4"),
-        ("NVIDIA A10G", "a10g"),
-        ("*V100S-PCIE*", "v100s"),
-        ("NVIDIA RTX 6000 Ada Generation", "rtx6000"),
-        ("*A100-SXM*", "a100"),
-        ("H100SXM", "h100"),
-        ("NVIDIA RTX PRO 6000 Blackwell", "pro6000"),
-    ],
-)
+@pytest.mark.parametrize(("name", "short"), data("cases/jobs/size")["names-of-gpus"].items())
 def test_a_cluster_names_any_gpu(tmp_path: Path, name: str, short: str) -> None:
     """The words of a cluster's file and of a profile agree about the name of a GPU."""
     clusters = tmp_path / "clusters"

@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from imagebuild.core import errors
 from imagebuild.core.debian import Offers
 from imagebuild.core.errors import Absent, CommandError, ConfigError, Unreachable
 from imagebuild.lock.resolve import (
@@ -37,6 +38,7 @@ from imagebuild.project.lockfile import (
     PackageSource,
     Source,
     TreeFacts,
+    Wheel,
     WheelSet,
     check_pinned,
     key_of,
@@ -46,7 +48,7 @@ from imagebuild.project.project import Changes, Project
 from imagebuild.project.select import select_one
 from imagebuild.render.renderer import Renderer
 from tests.conftest import LIBRARY, Files, data
-from tests.unit.lock.lock_fakes import ENTRIES, KEY, OTHER, REPOSITORY, A, B, C, Fake, lock_of, packages, wheel
+from tests.unit.lock.lock_fakes import ENTRIES, KEY, OTHER, REPOSITORY, A, B, Fake, lock_of, packages, wheel
 
 CASES = data("cases/lock/resolve")
 
@@ -229,54 +231,27 @@ LOCKED: dict[Key, Entry] = {
     key_of(WHEELS): (wheel("w", "13.0.88"),),
 }
 SAME = {key: entry for key, entry in LOCKED.items() if key[0] not in ("archives", "repositories")}
-BOTH = ("linux/amd64", "linux/arm64")
-STATES: dict[str, list[tuple[Source, dict[str, Any], str]]] = {
-    "as locked": [
-        (ARCHIVE, {}, "0.0 MB"),
-        (REPO, {}, f"signed by {KEY}; aa 1, bb 2"),
-        (CUDA, {"now": Absent("its tag is gone"), "digests": {NOW.digest}}, A[:12]),
-        (TAG, {}, "111111111111"),
-        (WHEELS, {}, "w 13.0.88"),
-    ],
-    "not locked": [
-        (ARCHIVE, {"locked": None}, "0.0 MB; not in the lock"),
-        (REPO, {"locked": None}, f"signed by {KEY}; aa 3, bb 2; not in the lock"),
-        (CUDA, {"locked": None}, f"{A[:12]}; not in the lock"),
-    ],
-    "wrong": [
-        (ARCHIVE, {"length": 12}, "has 12 bytes, but the lock says 10"),
-        (REPO, {"index": Offers(INDEX.versions, signed_by=(OTHER,))}, f"signed by the key {OTHER}, but imagebuild.lock"),
-        (REPO, {"index": Offers({"bb": ["1"]}, signed_by=(KEY,))}, "has no package aa; has no bb in version 2; the new"),
-        (CUDA, {"platforms": BOTH}, "is for linux/amd64, not for linux/arm64"),
-        (CUDA, {"locked": None, "platforms": BOTH}, "is for linux/amd64, not for linux/arm64"),
-        (TAG, {"now": "2" * 40}, "upstream now has 222222222222, but the lock has 111111111111"),
-        (WHEELS, {"now": (wheel("w", "1").model_copy(update={"sha256": {"amd64": C}}),)}, "different files for w"),
-        (WHEELS, {"now": CommandError("pip finds no w")}, "pip finds no w"),
-    ],
-    "gone": [
-        (ARCHIVE, {"length": Absent("the server does not have the file (404)")}, "the server does not have the file (404)"),
-        (ARCHIVE, {"length": Absent("gone"), "locked": None}, "gone; not in the lock"),
-        (CUDA, {"digests": {C}}, "the registry does not have the image"),
-    ],
-    "no answer": [
-        (ARCHIVE, {"length": Unreachable("https://content.example/x.tbz: Connection refused")}, "Connection refused"),
-        (REPO, {"index": None}, "down"),
-        (CUDA, {"now": Unreachable("nvidia/cuda: down"), "locked": None}, "down"),
-    ],
-}  # fmt: skip
-ROWS = [(state, *row) for state, rows in STATES.items() for row in rows]
+SOURCES: dict[str, Source] = {"archive": ARCHIVE, "packages": REPO, "image": CUDA, "tag": TAG, "wheels": WHEELS}
 
 
-@pytest.mark.parametrize(("state", "source", "world", "found"), ROWS, ids=[f"{r[0]}-{i}" for i, r in enumerate(ROWS)])
-def test_a_source_is_compared_and_nothing_is_downloaded(
-    state: str, source: Source, world: dict[str, Any], found: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def answer_of(said: Any) -> Any:
+    """Return the answer of a server in the table: an error, wheels, or another value."""
+    if isinstance(said, dict):
+        ((name, text),) = said.items()
+        return getattr(errors, name)(text)
+    return tuple(Wheel(**row) for row in said) if isinstance(said, list) else said
+
+
+@pytest.mark.parametrize("world", CASES["states"], ids=lambda world: f"{world['state']}-{world['found']}")
+def test_a_source_is_compared_and_nothing_is_downloaded(world: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    source, state = SOURCES[world["source"]], world["state"]
+    versions = world.get("index", INDEX.versions)
     upstream = Fake(
-        answers={**SAME, key_of(source): world["now"]} if "now" in world else SAME,
-        indexes={REPO.url: index} if (index := world.get("index", INDEX)) else {},
-        digests=frozenset(world.get("digests", {NOW.digest})),
+        answers={**SAME, key_of(source): answer_of(world["now"])} if "now" in world else SAME,
+        indexes={REPO.url: Offers(versions, signed_by=(world.get("signer", KEY),))} if versions else {},
+        digests=frozenset(world.get("digests", [NOW.digest])),
     )
-    monkeypatch.setattr(upstream.web, "length", Mock(side_effect=[world.get("length", 10)]))
+    monkeypatch.setattr(upstream.web, "length", Mock(side_effect=[answer_of(world.get("length", 10))]))
     entry = world.get("locked", LOCKED[key_of(source)])
     lock = SimpleNamespace(
         lock=lock_of({key_of(source): entry} if entry is not None else {}), sources=(source,), platforms=(),
@@ -287,7 +262,7 @@ def test_a_source_is_compared_and_nothing_is_downloaded(
     report = check_lock(cast(LockFile, lock), upstream)
     (answer,) = report.sources
     assert answer.state == state
-    assert found in answer.found
+    assert world["found"] in answer.found
     assert bool(answer.locked) == (entry is not None)
     assert bool(answer.consequence) == (state != "as locked")
     remedy = rf"`imagebuild lock \S+ --update {re.escape(key_of(source)[1].split()[0])}`"
