@@ -220,10 +220,14 @@ def text_of(pieces: Iterable[Piece]) -> str:
         own = "".join(f"{line}\n" for part in parts for line in lines[part])
         own = f"{document(table, **piece['document'])}\n" if "document" in piece else own
         own = (ROOT / "tests/data/bench" / piece["file"]).read_text() if "file" in piece else own
-        for pattern, replacement, *most in piece.get("sub", ()):
-            own, times = re.subn(pattern, replacement, own, count=most[0] if most else 0)
-            assert times, pattern
-        text += own
+        text += substituted(own, piece.get("sub", ()))
+    return text
+
+
+def substituted(text: str, rows: Iterable[Any]) -> str:
+    for pattern, replacement, *most in rows:
+        text, times = re.subn(pattern, replacement, text, count=most[0] if most else 0)
+        assert times, pattern
     return text
 
 

@@ -172,3 +172,18 @@ def facts_of_cluster(folder: Path, **cluster: Any) -> JobFacts:
     copied = copy_of_facts(folder)
     (copied / "clusters/ours.yaml").write_text(yaml.safe_dump({"title": "Ours", **cluster}))
     return load_facts(copied)
+
+
+MPIRUN = 'while [ "$1" != /bin/bash ]; do shift; done\nexec "$@"\n'
+"""A program that runs a command as `mpirun` does, once."""
+
+
+def write_programs(beside: Path, programs: dict[str, str]) -> Path:
+    """Write programs to a new folder; return it. A program is a text, or `.NAME` for a file in tests/data/standins."""
+    folder = beside / "bin"
+    folder.mkdir()
+    for name, script in programs.items():
+        known = (ROOT / "tests/data/standins" / script[1:]).read_text() if script.startswith(".") else ""
+        (folder / name).write_text(known or f"#!/bin/bash\n{script}")
+        (folder / name).chmod(0o755)
+    return folder

@@ -13,7 +13,7 @@ from imagebuild.jobs.compare import parse_sides
 from imagebuild.jobs.manifest import comparison_script
 from tests.conftest import data, ran
 from tests.unit.bench.nccl_tables import Table
-from tests.unit.jobs.job_fakes import outer_script, text
+from tests.unit.jobs.job_fakes import MPIRUN, outer_script, text, write_programs
 
 CASES = data("cases/jobs/compare")
 
@@ -30,20 +30,25 @@ def read(output: str) -> tuple[Alternation, list[list[str]]]:
     return found, [run.splitlines() for run in runs]
 
 
-def test_runs_alternate_and_get_their_settings(tmp_path: Path) -> None:
+SIDES = parse_sides("nccl=2.30.7,2.32.3")
+
+
+def with_libraries(folder: Path, inner: str = "") -> Path:
+    """Make a library of each side in a folder, and return the folder."""
     for version in ("2.30.7", "2.32.3"):
-        library = tmp_path / f"nccl-{version}/nvidia/nccl/lib/libnccl.so.2"
+        library = folder / f"nccl-{version}/{inner}libnccl.so.2"
         library.parent.mkdir(parents=True)
         library.touch()
+    return folder
+
+
+def test_runs_alternate_and_get_their_settings(tmp_path: Path) -> None:
+    with_libraries(tmp_path, "nvidia/nccl/lib/")
     command = ("sh", "-c", 'echo "$LD_LIBRARY_PATH $1"; exit ${2:-0}', "x", "a b")
-    sides = parse_sides("nccl=2.30.7,2.32.3")
-    text = comparison_script(sides, command, libraries=str(tmp_path), blocks=12, seed=3)
-    done = subprocess.run(
-        ["bash", "-c", text], capture_output=True, text=True, check=True, env={"LD_LIBRARY_PATH": "/x"}
-    )
-    found, texts = read(done.stdout)
+    text = comparison_script(SIDES, command, libraries=str(tmp_path), blocks=12, seed=3)
+    found, texts = read(ran("bash", "-c", text, check=True, env={"LD_LIBRARY_PATH": "/x"}).stdout)
     order, sections = found.order, found.sections
-    assert (found.sides, found.blocks) == (sides, 12)
+    assert (found.sides, found.blocks) == (SIDES, 12)
     assert order[0] == (0, 1)
     assert len(order) == 1 + 12
     assert all(
@@ -57,23 +62,20 @@ def test_runs_alternate_and_get_their_settings(tmp_path: Path) -> None:
         folder = tmp_path / f"nccl-{('2.30.7', '2.32.3')[section.side]}/nvidia/nccl/lib"
         assert texts[number][0] == f"{folder}:/x a b"
         assert section.status == 0
-    assert comparison_script(sides, command, libraries=str(tmp_path), blocks=12, seed=3) == text
+    assert comparison_script(SIDES, command, libraries=str(tmp_path), blocks=12, seed=3) == text
 
 
 def test_an_absent_library_stops_before_the_first_run(tmp_path: Path) -> None:
-    text = comparison_script(parse_sides("nccl=2.30.7,2.32.3"), ["true"], libraries=str(tmp_path), blocks=12, seed=1)
-    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
+    done = ran("bash", "-c", comparison_script(SIDES, ["true"], libraries=str(tmp_path), blocks=12, seed=1))
     assert (done.returncode, done.stdout) == (2, "")
     assert f"run `pip install --no-deps --target {tmp_path}/nccl-2.30.7 nvidia-nccl-cu13==2.30.7`" in done.stderr
 
 
 def test_the_folder_of_libraries_may_be_named_from_the_current_folder(tmp_path: Path) -> None:
     """Programs may change the folder, so they get the whole path. Ranks of a job start in another folder."""
-    for version in ("2.30.7", "2.32.3"):
-        (tmp_path / f"-libs/nccl-{version}").mkdir(parents=True)
-        (tmp_path / f"-libs/nccl-{version}/libnccl.so.2").touch()
+    with_libraries(tmp_path / "-libs")
     command = ["bash", "-c", "cd / && ls ${LD_LIBRARY_PATH%%:*}"]
-    script = comparison_script(parse_sides("nccl=2.30.7,2.32.3"), command, libraries="-libs", blocks=10, seed=1)
+    script = comparison_script(SIDES, command, libraries="-libs", blocks=10, seed=1)
     _, texts = read(ran("bash", "-c", script, cwd=tmp_path).stdout)
     assert {*map(tuple, texts)} == {("libnccl.so.2",)}
     with pytest.raises(ConfigError, match="--libraries libs: ranks start in other folders; write the whole path"):
@@ -81,17 +83,15 @@ def test_the_folder_of_libraries_may_be_named_from_the_current_folder(tmp_path: 
 
 
 def test_a_program_that_does_not_exist_is_tried_once() -> None:
-    text = comparison_script(parse_sides("env:A=1,2"), ["no-such-program"], libraries="", blocks=12, seed=1)
-    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
+    sides = parse_sides("env:A=1,2")
+    done = ran("bash", "-c", comparison_script(sides, ["no-such-program"], libraries="", blocks=12, seed=1))
     assert (done.returncode, done.stdout.count("compare begin")) == (127, 1)
 
 
 def test_a_variable_may_be_unset(tmp_path: Path) -> None:
-    text = comparison_script(
-        parse_sides("env:NCCL_ALGO=Ring,"), ["printenv", "NCCL_ALGO"], libraries="", blocks=12, seed=1
-    )
-    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True, env={"NCCL_ALGO": "Tree"})
-    found, texts = read(done.stdout)
+    sides, command = parse_sides("env:NCCL_ALGO=Ring,"), ["printenv", "NCCL_ALGO"]
+    text = comparison_script(sides, command, libraries="", blocks=12, seed=1)
+    found, texts = read(ran("bash", "-c", text, check=True, env={"NCCL_ALGO": "Tree"}).stdout)
     assert [(texts[n], found.sections[n].status) for n in (0, 1)] == [(["Ring"], 0), ([], 1)]
 
 
@@ -102,44 +102,29 @@ def test_wrong_sides(text: str, says: str) -> None:
     assert says in str(error.value)
 
 
-def test_wrong_numbers() -> None:
-    sides = parse_sides("nccl=2.30.7,2.32.3")
-    for libraries, blocks, says in (
-        ("", 12, "--libraries: is missing"),
-        ("/x", 9, "--blocks 9: an interval needs at least 10 blocks"),
-        ("/a:b", 12, "--libraries '/a:b': LD_LIBRARY_PATH cannot contain a folder with ':' in its name"),
-        ("/$LIB", 12, "'$' in its name"),
-    ):
-        with pytest.raises(ConfigError) as error:
-            comparison_script(sides, ["true"], libraries=libraries, blocks=blocks, seed=1)
-        assert says in str(error.value)
-
-
-MPIRUN = '#!/bin/bash\nwhile [ "$1" != /bin/bash ]; do shift; done\nexec "$@"\n'
-PROGRAM: str = CASES["program"]
+@pytest.mark.parametrize(("libraries", "blocks", "says"), CASES["wrong-numbers"])
+def test_wrong_numbers(libraries: str, blocks: int, says: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        comparison_script(SIDES, ["true"], libraries=libraries, blocks=blocks, seed=1)
+    assert says in str(error.value)
 
 
 @pytest.mark.parametrize(("fault", "problem"), CASES["a-job-that-compares"])
 def test_a_job_that_compares(fault: str, problem: str, tmp_path: Path) -> None:
     """The script of a launcher, with a stand-in for mpirun and for the benchmark."""
+    libraries = with_libraries(tmp_path / "libs")
     for version, rate in ("2.30.7", 350.0), ("2.32.3", 340.0):
-        folder = tmp_path / f"libs/nccl-{version}"
-        folder.mkdir(parents=True)
-        (folder / "libnccl.so.2").touch()
         is_odd = version == "2.32.3"
         loaded = "2.30.7" if is_odd and fault == "2.30.7" else version
         ranks = 7 if is_odd and fault == "7 ranks" else 8
         table = Table(sizes=(1 << 30,), ranks=ranks, speed={1 << 30: rate}.__getitem__).text()
-        (folder / "output").write_text(f"NCCL version {loaded}+cuda13.0\n{table}".replace("nccl-library=23007", ""))
+        output = f"NCCL version {loaded}+cuda13.0\n{table}".replace("nccl-library=23007", "")
+        (libraries / f"nccl-{version}/output").write_text(output)
     if fault == "absent":
-        (tmp_path / "libs/nccl-2.32.3/libnccl.so.2").unlink()
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name, text_ in {"mpirun": MPIRUN, "ssh": "", "sshd": "", "all_reduce_perf": PROGRAM}.items():
-        (programs / name).write_text(text_)
-        (programs / name).chmod(0o755)
+        (libraries / "nccl-2.32.3/libnccl.so.2").unlink()
+    programs = write_programs(tmp_path, {"mpirun": MPIRUN, "ssh": "", "sshd": "", "all_reduce_perf": CASES["program"]})
     line = f"mpijob --profile h100 --fabric ib --nodes 1 --param programs={programs}"
-    made = text(f"{line} --compare nccl=2.30.7,2.32.3 --libraries {tmp_path}/libs")
+    made = text(f"{line} --compare nccl=2.30.7,2.32.3 --libraries {libraries}")
     env = {"PATH": f"{programs}:/usr/bin:/bin", "OMPI_COMM_WORLD_RANK": "0"}
     done = ran("/bin/bash", "-c", outer_script(made), env=env, stderr=subprocess.STDOUT, cwd=programs)
     assert (done.returncode, problem in done.stdout) == (bool(problem), True), done.stdout
@@ -155,7 +140,7 @@ def test_images_are_put_into_the_command() -> None:
     sides = parse_sides("image=a.io/x/nccl:1,a.io/x/nccl@sha256:00ff")
     command = ["printf", "%s|", "--image={image}", "a b", "{image}"]
     script = comparison_script(sides, command, libraries="", blocks=10, seed=1)
-    found, texts = read(subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout)
+    found, texts = read(ran("bash", "-c", script, check=True).stdout)
     for number, section in found.sections.items():
         image = sides[section.side].removeprefix("image=")
         assert texts[number] == [f"--image={image}|a b|{image}|"]

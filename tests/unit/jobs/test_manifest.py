@@ -25,6 +25,7 @@ from tests.conftest import ROOT, data, ran
 from tests.unit.bench.nccl_tables import FACTORS, RELEASES, Table
 from tests.unit.jobs.job_fakes import (
     IMAGE,
+    MPIRUN,
     REFERENCE,
     container_variables,
     containers,
@@ -40,6 +41,7 @@ from tests.unit.jobs.job_fakes import (
     rank_script,
     text,
     variables_by_scope,
+    write_programs,
 )
 from tests.unit.jobs.kubernetes_fields import mistakes
 
@@ -223,25 +225,12 @@ def test_what_a_job_has(row: dict[str, Any], tmp_path: Path) -> None:
 # Scripts, run
 
 
-def write_programs(beside: Path, programs: dict[str, str]) -> Path:
-    """Write programs to a new folder; return it. A program is a text, or `.NAME` for a file in tests/data/standins."""
-    folder = beside / "bin"
-    folder.mkdir()
-    for name, script in programs.items():
-        known = (ROOT / "tests/data/standins" / script[1:]).read_text() if script.startswith(".") else ""
-        (folder / name).write_text(known or f"#!/bin/bash\n{script}")
-        (folder / name).chmod(0o755)
-    return folder
-
-
 @pytest.mark.programs
 @pytest.mark.parametrize(("behaviour", "problem"), CASES["a-job-passes-only-by-a-result"], ids=str)
 def test_a_job_passes_only_by_a_result(behaviour: dict[str, str], problem: str, tmp_path: Path) -> None:
     """The script of a launcher, with a stand-in for mpirun and for the benchmark."""
-    mpirun = 'while [ "$1" != /bin/bash ]; do shift; done\nexec "$@"\n'
-    programs = write_programs(
-        tmp_path, {"mpirun": mpirun, "ssh": "", "sshd": "", "all_reduce_perf": ".all_reduce_perf"}
-    )
+    needed = {"mpirun": MPIRUN, "ssh": "", "sshd": "", "all_reduce_perf": ".all_reduce_perf"}
+    programs = write_programs(tmp_path, needed)
     secrets = ["PASSWORD=hunter2", 'QUOTED="],"nccl_version":1', "END=\\\\", "TAB=\t", ""]
     document = {"version": 1, "args": ["all_reduce_perf", "env"], "env": secrets, "nccl_version": 22803}
     (tmp_path / "json").write_text(json.dumps(document, separators=(",", ":")))
