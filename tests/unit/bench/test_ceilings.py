@@ -24,8 +24,6 @@ from imagebuild.core.errors import ConfigError, Mistakes
 from tests.conftest import ROOT, data
 from tests.unit.bench.speed_fakes import BOX, every_shipped, folder, shipped
 
-HGX = RankLayout(1, 450, 400, nvls=True, sharp=True)
-
 
 def value(collective: str, ranks: int, nodes: int, hardware: RankLayout, algorithm: str | None = None) -> float:
     """Return the ceiling of a class of algorithms. Default: the highest ceiling."""
@@ -48,50 +46,25 @@ def test_public_measurements(
     assert share == pytest.approx(of_hierarchical, abs=0.51)
 
 
-ENDLESS, PLAIN = RankLayout(1, 1e9, 100), RankLayout(1, 450, 400)
-WIDE = RankLayout(1, 1e9, 400, nvls=True, sharp=True)
+CEILINGS = data("bench/ceilings")
+LAYOUTS = {name: RankLayout(**row) for name, row in CEILINGS["layouts"].items()}
 
 
-@pytest.mark.parametrize(
-    ("collective", "ranks", "nodes", "hardware", "algorithm", "expected"),
-    [
-        # With NVLS, only all_reduce exceeds the link, and only with more than two GPUs.
-        *(("all_reduce", ranks, 1, HGX, None, 450 * f) for ranks, f in ((4, 1.2), (8, 14 / 9), (36, 70 / 37), (72, 142 / 73))),
-        *((name, n, 1, HGX, None, 450) for name in ("all_gather", "reduce_scatter") for n in (4, 72)),
-        *((name, n, 1, HGX, "nvls", 450 * (n - 1) / n) for name in ("all_gather", "reduce_scatter") for n in (4, 72)),
-        ("all_reduce", 2, 1, HGX, "nvls", 300),
-        ("all_reduce", 2, 1, HGX, None, 450),
-        *(
-            (name, n, k, ENDLESS, "hierarchical", 100 * f)
-            for name in ("all_reduce", "all_gather", "reduce_scatter")
-            for n, k, f in ((16, 2, 1.875), (32, 4, 31 / 24), (96, 12, 95 / 88), (8, 2, 1.75))
-        ),
-        # With NVLS, the network limits two nodes of H100; without it, the links do: 488 GB/s on two nodes prove NVLS.
-        ("all_reduce", 16, 2, HGX, None, 750),
-        ("all_reduce", 16, 2, PLAIN, None, 450 * 15 / 14),
-        ("all_reduce", 16, 2, HGX, "ring", 400),
-        # SHARP sends the data once.
-        *(("all_reduce", 128, 16, WIDE, name, 2 * 127 / 128 * 400) for name in ("sharp", "nvls-sharp")),
-        ("all_gather", 128, 16, WIDE, "sharp", 0.0),
-        ("all_reduce", 128, 16, PLAIN, "sharp", 0.0),
-        # alltoall is limited by the data that leave the node. A single rank in a node can use all NICs.
-        ("alltoall", 16, 2, HGX, None, 50 * 15 / 8),
-        ("alltoall", 8, 1, HGX, None, 450),
-        ("alltoall", 4, 4, HGX, None, 400),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("names", "scales", "layout", "algorithm", "expected"), CEILINGS["ceilings"])
 def test_ceilings_of_classes(
-    collective: str, ranks: int, nodes: int, hardware: RankLayout, algorithm: str | None, expected: float
+    names: str, scales: dict[int, int], layout: str, algorithm: str | None, expected: list[float]
 ) -> None:
-    assert value(collective, ranks, nodes, hardware, algorithm) == pytest.approx(expected)
+    for name in names.split():
+        found = [value(name, ranks, nodes, LAYOUTS[layout], algorithm) for ranks, nodes in scales.items()]
+        assert found == pytest.approx(expected, rel=1e-4)
 
 
 def test_one_rank_and_unknown_things_have_no_ceiling() -> None:
     for collective in get_args(Collective):
-        assert class_ceilings(collective, 1, HGX) == ()
+        assert class_ceilings(collective, 1, LAYOUTS["hgx"]) == ()
         assert class_ceilings(collective, 16, RankLayout(2, 450)) == ()
-        assert class_ceilings(collective, 7, replace(HGX, domains=2)) == ()
-    assert class_ceilings("unheard-of", 8, HGX) == ()
+        assert class_ceilings(collective, 7, replace(LAYOUTS["hgx"], domains=2)) == ()
+    assert class_ceilings("unheard-of", 8, LAYOUTS["hgx"]) == ()
 
 
 @pytest.mark.parametrize(("variables", "classes"), data("bench/cases")["variables-may-force-classes"])

@@ -174,17 +174,9 @@ def test_spoiled_output_is_no_error(entry: dict[str, Any]) -> None:
             item.model_dump_json()
 
 
-@pytest.mark.parametrize("text", [
-    "Running tests\n# SUM 3\n 0 1 2\nError: no\nWaived\nmemcpy failed\n",
-    "srun: error: node1: task 0: Exited with exit code 1\n",
-    " 8388608    20000            24056.74            24056.72\t\t   0.003007\nFailed to do it\n# bytes\n",
-    "Finally: 1 2 3 4\n| Test | x |\n[thread 0] 1 2 3\n",
-    "hello\n1 2 3 4 5 6 7\n[1,0]<stdout>: # size 5\nGPU 0: NVIDIA H100\n",
-    "", "\udc80\ud800 x", "{", "[", "{}", "{ x }", '{"a": 1}', '{"results": {}}', '{"version": 1', "{" * 5000,
-    '{"results":[' * 5000, '{"results": [{"size": 1}]}', '{"results": {"size": 1}}', '{"test_info": {}}',
-    '{"nvbandwidth": 1}', '{"iterations": [1]}',
-    "P2P Connectivity Matrix\n     D\\D     0     1\n     0       1     1\n", "| Diagnostic     | Result        |\n",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text", [*data("bench/cases")["what-others-print"], "\udc80\ud800 x", "{" * 5000, '{"results":[' * 5000]
+)
 def test_what_others_print_is_nothing(text: str) -> None:
     results = read_text("log", text)
     assert (items_of(results), results.sources[0].unread, results.sources[0].tools) == ([], 0, ())
