@@ -17,16 +17,19 @@ from tests.conftest import ROOT, data
 from tests.unit.bench.nccl_tables import Table, document, interleaved, substituted
 from tests.unit.bench.speed_fakes import shipped
 
-H100 = "NVIDIA H100 80GB HBM3"
 PEAKS = {"all_reduce": 482.0, "all_gather": 365.0, "reduce_scatter": 365.0, "alltoall": 348.0, "sendrecv": 367.0}
 
 
-def log(collective: str = "all_reduce", ranks: int = 8, peak: float = 0.0, **options: Any) -> str:
-    """Generate a log with the speeds of a healthy node. `peak` is another highest speed."""
+def healthy(collective: str = "all_reduce", ranks: int = 8, peak: float = 0.0, **options: Any) -> Table:
+    """Return a run with the speeds of a healthy node. `peak` is another highest speed."""
     peak, sizes = peak or PEAKS[collective], tuple(1 << power for power in range(20, 35))
     return Table(
         collective=collective, ranks=ranks, sizes=sizes, step=2, speed=lambda size: peak * size / (size + 6e7), **options
-    ).text()  # fmt: skip
+    )  # fmt: skip
+
+
+def log(*arguments: Any, **options: Any) -> str:
+    return healthy(*arguments, **options).text()
 
 
 def standing(text: str, profile: str | None = "h100") -> tuple[State | None, str]:
@@ -36,26 +39,16 @@ def standing(text: str, profile: str | None = "h100") -> tuple[State | None, str
     return claim.standing(), f"{claim.state}: {claim.reason}"
 
 
-def matrices(test: str = "device_to_device_memcpy_read_ce", lowest: float = 390.0) -> str:
-    """Generate output of nvbandwidth 0.8 on eight H100, with the speeds of a healthy node."""
-    cells = [[lowest + (row * 5 + column * 3) % 7 for column in range(8)] for row in range(8)]
-    rows = [
-        f"{row:2d} " + "".join(f"{'N/A' if row == column else f'{cell:.2f}':>10}" for column, cell in enumerate(line))
-        for row, line in enumerate(cells)
-    ]
-    total = sum(cell for row, line in enumerate(cells) for column, cell in enumerate(line) if row != column)
-    return "\n".join([
-        "nvbandwidth Version: v0.8", *(f"Device {n}: {H100} (00000000:{n + 16:x}:00)" for n in range(8)),
-        f"Running {test}.", "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)",
-        "   " + "".join(f"{n:10d}" for n in range(8)), *rows, "", f"SUM {test} {total:.2f}",
-    ])  # fmt: skip
-
-
-PERFTEST = (ROOT / "tests/data/bench/perftest.txt").read_text()
+BENCH = ROOT / "tests/data/bench"
+PERFTEST = (BENCH / "perftest.txt").read_text()
+MATRIX, MATRIX_DOCUMENT, DIAGNOSIS, WIRES = (
+    (BENCH / "healthy" / name).read_text() for name in ("matrix.txt", "matrix.json", "diagnosis.json", "wires.txt")
+)
+"""Outputs of nvbandwidth 0.8 on eight H100, of dcgmi diag, and of ib_write_bw on a NIC of 400 Gb/s."""
 
 
 @pytest.mark.parametrize("crash", data("bench/cases")["what-crashes-after-its-results-does-not-pass"])
-@pytest.mark.parametrize("whole", [matrices(), PERFTEST, log()], ids=["nvbandwidth", "perftest", "nccl-tests"])
+@pytest.mark.parametrize("whole", [MATRIX, PERFTEST, log()], ids=["nvbandwidth", "perftest", "nccl-tests"])
 def test_what_crashes_after_its_results_does_not_pass(whole: str, crash: str) -> None:
     assert {result.verdict for result in read_text("log", whole).measured} == {"ok"}
     assert standing(f"{whole}\n{crash}\n", None)[0] == "failed"
@@ -63,10 +56,10 @@ def test_what_crashes_after_its_results_does_not_pass(whole: str, crash: str) ->
 
 def test_a_failure_belongs_to_what_began_before_it() -> None:
     """Also with several tools: a run of nccl-tests does not get the failures of other tools."""
-    results = read_text("log", f"{log()}\n{matrices()}\nsrun: error: Exited with exit code 124\n{PERFTEST}")
+    results = read_text("log", f"{log()}\n{MATRIX}\nsrun: error: Exited with exit code 124\n{PERFTEST}")
     assert [result.verdict for result in results.measured] == ["ok", "timeout", "ok"]
     # A failure before the first result belongs to that result, except for runs of nccl-tests, whose begin is known.
-    for whole, verdict in ((matrices(), "failed"), (PERFTEST, "failed"), (log(), "ok")):
+    for whole, verdict in ((MATRIX, "failed"), (PERFTEST, "failed"), (log(), "ok")):
         assert read_text("log", f"Segmentation fault\n{whole}").measured[0].verdict == verdict
     assert read_text("log", f"other: CUDA error\n{log()}").measured[0].verdict == "ok"
 
@@ -78,7 +71,7 @@ def test_what_counts_as_what(row: dict[str, Any]) -> None:
     text = ""
     for piece in row["text"]:
         options = {} if isinstance(piece, str) else piece
-        own = piece if isinstance(piece, str) else matrices() if "matrix" in options else log(**options.get("log", {}))
+        own = piece if isinstance(piece, str) else MATRIX if "matrix" in options else log(**options.get("log", {}))
         text += substituted(own, options.get("sub", ()))
     found, why = standing(text, row.get("profile", "h100"))
     assert (found, row["reason"] in why) == (row["state"], True), why
@@ -116,16 +109,6 @@ def test_healthy_logs_are_read_whole(text: str) -> None:
 # Kinds of damage in tests/data/bench/damages.yaml, on every shape of output
 
 
-def wires() -> str:
-    """Generate output of ib_write_bw on a healthy 400 Gb/s NIC."""
-    return "\n".join([
-        "-" * 87, "                    RDMA_Write BW Test", "-" * 87,
-        " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]",
-        *(f" {size:<10d} 5000             {rate + 0.4:.2f}             {rate:.2f}              {rate / size / 8e-3:.6f}"
-          for size, rate in ((65536, 391.2), (262144, 392.6), (1048576, 392.9))), "-" * 87,
-    ])  # fmt: skip
-
-
 def passes(text: str) -> bool:
     """Return whether there are results, and none failed or is open: the condition for exit status 0."""
     judged = judge_results(read_text("log", text), shipped("h100"))
@@ -147,31 +130,12 @@ the same figure."""
 TOTALS = re.compile(r'(?P<mean>Avg bus bandwidth +: |"bandwidth": )[-\w.]+|(?P<sum>SUM \S+ |"sum": )[\d.]+')
 
 
-def matrix_document() -> str:
-    cells = [line.split()[1:] for line in matrices().splitlines() if re.match(r" \d ", line)]
-    return json.dumps({"nvbandwidth": {
-        "git_version": "v0.8", "GPU Device list": [f"{n}: {H100} (00000000:{n + 16:x}:00)" for n in range(8)],
-        "testcases": [{"name": "device_to_device_memcpy_read_ce", "status": "Passed", "bandwidth_description": "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)",
-                       "bandwidth_matrix": cells, "sum": float(matrices().split()[-1])}],
-    }})  # fmt: skip
-
-
-def diagnosis() -> str:
-    gpus = [{"entity_group": "GPU", "entity_id": n, "status": "Pass"} for n in range(8)]
-    tests = [
-        {"category": name, "tests": [{"name": test, "results": gpus}]}
-        for name, test in (("Deployment", "software"), ("Hardware", "memory"))
-    ]
-    return json.dumps({"DCGM Diagnostic": {"test_categories": tests}})
-
-
 TAG = "[1,0]<stdout>:"
-WIDE = {"sizes": tuple(1 << power for power in range(20, 35)), "step": 2, "speed": lambda size: 482.0 * size / (size + 6e7)}  # fmt: skip
 SHAPES = {
     "table": log(), "old table": log(release="2.10"), "without name": log("all_gather", release="2.13.10"),
     "two nodes": "".join(f"{TAG}{line}\n" for line in log(ranks=16, hosts=2, peak=478.0).splitlines()),
-    "document": document(Table(**WIDE)), "matrix": matrices(), "matrix document": matrix_document(),  # type: ignore[arg-type]
-    "perftest": wires().replace("BW Test\n", "BW Test\n Dual-port       : OFF\n Number of qps   : 1\n") + "\n", "diagnosis": diagnosis(),
+    "document": document(healthy()), "matrix": MATRIX, "matrix document": MATRIX_DOCUMENT,
+    "perftest": WIRES, "diagnosis": DIAGNOSIS,
 }  # fmt: skip
 
 
