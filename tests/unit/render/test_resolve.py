@@ -9,6 +9,7 @@ from imagebuild.core.fields import Platform
 from imagebuild.project.load import load_project
 from imagebuild.project.lockfile import Archive, WheelSet
 from imagebuild.project.plan import Plan, make_plan
+from imagebuild.project.project import Project
 from imagebuild.render.renderer import Renderer
 from imagebuild.render.resolve import resolve_recipe
 from tests.conftest import ROOT, Files
@@ -66,8 +67,16 @@ def python_sets(folder: Path, **changes: Any) -> dict[str, WheelSet]:
     }
 
 
+def test_no_wheel_brings_a_second_copy_of_what_a_component_provides(project: Project) -> None:
+    models = {name: loaded.model for name, loaded in project.components.items()}
+    for name, model in models.items():
+        for what in {*model.provides} & {*models}:
+            missing = {*models[what].instead_of_python} - {*model.instead_of_python}
+            assert not missing, f"{name} provides {what}; add the packages to instead-of-python"
+
+
 def test_python_packages_of_an_image_and_its_components(tmp_path: Path) -> None:
-    brought = ("nvidia-cuda-runtime", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
+    brought = ("libucx-cu12", "libucx-cu13", "nvidia-cuda-runtime", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
     wanted = WheelSet("python", "3.13", ("transformers==5.1.0",), "3.13", brought)
     both = python_sets(tmp_path, python={"transformers": "5.1.0"})
     assert both == dict.fromkeys(("train-cuda13.5-debian13-runtime", "train-cuda13.5-debian13-devel"), wanted)
