@@ -60,9 +60,13 @@ class Expected:
 def accepted_kinds(kinds: Iterable[str]) -> tuple[Openness, ...]:
     """Return the values of `--allow` once each. Raises ConfigError if one is unknown."""
     known: tuple[Openness, ...] = get_args(Openness)
-    for kind in set(kinds).difference(known):
-        raise ConfigError(f"--allow {kind}: unknown kind; use one of {', '.join(known)}")
+    _refuse_unknown("--allow", kinds, known, "kind")
     return tuple(kind for kind in known if kind in kinds)
+
+
+def _refuse_unknown(option: str, words: Iterable[str], known: Sequence[str], what: str) -> None:
+    for word in set(words).difference(known):
+        raise ConfigError(f"{option} {word}: unknown {what}; use one of {', '.join(known)}")
 
 
 def judge_results(
@@ -70,12 +74,10 @@ def judge_results(
 ) -> tuple[Judgement, ...]:
     """Return a judgement (three claims) for each result in the order of the results, then one for each dcgmi diag.
     Raises ConfigError if an expected algorithm or collective is unknown."""
-    expected, known = expected or Expected(), get_args(models.AlgorithmName)
-    for algorithm in set(expected.algorithms).difference(known):
-        raise ConfigError(f"--algorithm {algorithm}: unknown class of algorithms; use one of {', '.join(known)}")
-    if expected.collective not in (None, *get_args(models.Collective)):
-        names = ", ".join(get_args(models.Collective))
-        raise ConfigError(f"--collective {expected.collective}: unknown collective; use one of {names}")
+    expected = expected or Expected()
+    _refuse_unknown("--algorithm", expected.algorithms, get_args(models.AlgorithmName), "class of algorithms")
+    asked = [] if expected.collective is None else [expected.collective]
+    _refuse_unknown("--collective", asked, get_args(models.Collective), "collective")
     diagnoses = groupby(results.diagnostics, key=lambda diagnostic: diagnostic.source)
     judged = [
         *(_judge_run(run, results.runs, profile, expected) for run in results.runs),

@@ -5,7 +5,6 @@ ambiguous."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
@@ -21,15 +20,7 @@ _DATA = DataFile(__file__, collectives=_ALTERNATIVES, types="|".join(TYPE_BYTES)
 _RE = _DATA.patterns
 _KINDS = [(kind, _DATA.pattern(text)) for kind, text in _DATA["kinds"].items()]
 
-_SEPARATED = {
-    name: re.sub("_|(?<=all)(?=to)|(?<=to)(?=all)|(?<=send)(?=recv)", "[-_ .]?", name) for name in COLLECTIVES
-}
-_NAMES = {
-    name: re.compile(
-        # Names of several words may be a part of a longer word: `AllReduceTest`.
-        rf"(?<![a-z]){text}(?:(?![a-z])|(?=perf))" if name in (text, "alltoallv") else text, re.IGNORECASE
-    ) for name, text in sorted(_SEPARATED.items(), key=lambda item: -len(item[1]))
-}  # fmt: skip
+_NAMES = {name: _DATA.pattern(text) for name, text in _DATA["names"].items()}
 """The pattern of each collective's name, the longest first."""
 _LONGEST_HEADING = 80
 
@@ -51,7 +42,7 @@ def mentioned_collective(text: str) -> str | None:
     words = len(text.split())
     found = _named_in(text) if words <= 6 and len(text) <= _LONGEST_HEADING and _RE["words"].search(text) else set()
     # In a longer line, `reduce` may be an ordinary word.
-    return found.pop() if len(found) == 1 and (words <= 3 or not found <= {*_SEPARATED.values()}) else None
+    return found.pop() if len(found) == 1 and (words <= 3 or found.isdisjoint(_DATA["words"])) else None
 
 
 def collective_in_path(path: str) -> str | None:

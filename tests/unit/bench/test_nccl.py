@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from imagebuild.bench.judge import judge_results
-from imagebuild.bench.models import Run
+from imagebuild.bench.models import Results, Run
 from imagebuild.bench.read import read_files, read_text
 from tests.conftest import data
 from tests.unit.bench.nccl_tables import RELEASES, Table, broken_lines, interleaved, noise, same, table_of, text_of
-from tests.unit.bench.strict_reader import package_rows, strict_rows
 
 LOGS = Path(__file__).parents[2] / "data" / "nccl-logs"
 INDEX = json.loads((LOGS / "index.json").read_text())["logs"]
@@ -27,6 +27,32 @@ def read_runs(text: str) -> tuple[Run, ...]:
 def only(text: str) -> Run:
     (run,) = read_runs(text)
     return run
+
+
+# A reader that shares no code with the package: regular expressions for whole lines of tables
+
+Row = tuple[int | str | float | None, ...]
+_NUMBER = r"\s+(\d+(?:\.\d+)?(?:e[+-]\d+)?)"
+_ROW = re.compile(
+    rf"^(?:\s*\d+:)?\s*(\d+)\s+\d+\s+([a-z]\w+)(?:\s+[a-z]+)?(?:\s+-?\d+)??{_NUMBER * 3}\s+(?:\d\S*|N/A){_NUMBER * 3}\s+(?:\d\S*|N/A)\s*$",
+    re.MULTILINE,
+)
+
+
+def strict_rows(text: str) -> list[Row]:
+    """Return size, type, and time, algbw and busbw of both halves of each row."""
+    # Open MPI tags each piece of a row.
+    found = [match.groups() for match in _ROW.finditer(re.sub(r"\[1,0\]<stdout>: ?", " ", text))]
+    return [(int(size), dtype, *map(float, figures)) for size, dtype, *figures in found]
+
+
+def package_rows(results: Results) -> list[Row]:
+    """Return the same facts as read by the package."""
+    return [
+        (row.size_bytes, row.dtype,
+         *(value for half in row.halves for value in (half.time_us, half.algbw_gb_s, half.busbw_gb_s)))
+        for run in results.runs for row in run.rows if row.in_place
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("entry", INDEX, ids=lambda entry: entry["file"])
