@@ -60,9 +60,9 @@ CLOCK_S = 120
 ERROR_LINES = 25
 """Number of last lines of each step's output to keep. They are shown if the step fails."""
 # Errors of an export that is worth repeating, as all steps are in the cache. Either containerd's garbage collector
-# deleted a snapshot before the export (https://github.com/containerd/containerd/issues/10835), or the export of many
-# large images at once exceeded containerd's time limit.
-EXPORT_FAULT = re.compile(r"parent snapshot \S+ does not exist|DeadlineExceeded: context deadline exceeded")
+# deleted a snapshot before the export (https://github.com/containerd/containerd/issues/10835), or the export of large
+# images exceeded a time limit of containerd or of buildx's session.
+EXPORT_FAULT = re.compile(r"parent snapshot \S+ does not exist|DeadlineExceeded: .*context deadline exceeded")
 
 
 @dataclass

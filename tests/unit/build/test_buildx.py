@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import re
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -313,6 +314,23 @@ def test_buildx_runs_no_git_in_the_project(run: BuildRun, monkeypatch: pytest.Mo
     run.request.folder.mkdir(exist_ok=True)
     buildx.execute_bake(run, {}, buildx.BuildProgress())
     assert (seen["BUILDX_GIT_INFO"], seen["BUILDX_GIT_LABELS"]) == ("0", "0")
+
+
+@pytest.mark.parametrize(("error", "calls"), CASES["export-faults"])
+def test_a_failed_export_is_repeated_once(
+    run: BuildRun, monkeypatch: pytest.MonkeyPatch, error: str, calls: int
+) -> None:
+    results = [Finished(1, ""), Finished(0, "")]
+
+    def execute(*_: object, each_line: Callable[[str], None], **__: object) -> Finished:
+        each_line(error)
+        return results.pop(0)
+
+    monkeypatch.setattr(buildx, "execute", execute)
+    run.request.folder.mkdir(exist_ok=True)
+    with nullcontext() if calls == 2 else pytest.raises(CommandError):
+        buildx.execute_bake(run, {}, buildx.BuildProgress())
+    assert len(results) == 2 - calls
 
 
 def test_a_folder_that_is_no_layout_is_not_touched(run: BuildRun) -> None:
