@@ -92,7 +92,7 @@ class Renderer:
             env=image.image_environment(recipe, self.project.matrix), cmd=json.dumps(recipe.image.cmd),
             append=recipe.image.append.strip(),
         )  # fmt: skip
-        check_stages(text, f"{self.project.template('Dockerfile.j2')}:1")
+        check_stages(text, f"{self.project.template('Dockerfile.j2')}:1", recipe.base)
         return Dockerfile(text)
 
     def key(self, target: Target) -> str:

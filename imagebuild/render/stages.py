@@ -1,5 +1,6 @@
 """Keys (digests) of the stages and steps of a Dockerfile. BuildKit executes steps with equal keys only once. Pure."""
 
+import fnmatch
 import hashlib
 import re
 from collections.abc import Mapping
@@ -120,9 +121,10 @@ def first_mistake(text: str) -> tuple[str, str]:
     return "", ""
 
 
-def check_stages(text: str, where: str) -> None:
-    """Raise ConfigError for a Dockerfile that BuildKit may read otherwise than `stages_of`: the first line is a parser
-    directive, two stages have one name, or a stage uses a later one. `where` is its template and line."""
+def check_stages(text: str, where: str, base: str) -> None:
+    """Raise ConfigError for a Dockerfile that uses an image without digest other than `base`, or that BuildKit may read
+    otherwise than `stages_of`: the first line is a parser directive, two stages have one name, or a stage uses a later
+    one. `where` is its template and line."""
     if re.match(r"\ufeff?\s*(#!|(#|//)\s*\w+\s*=|\{)", text):
         raise ConfigError(f"{where}: the first line is a parser directive, such as syntax=; begin with another comment")
     names = [block.name for block in _blocks(text)]
@@ -131,6 +133,15 @@ def check_stages(text: str, where: str) -> None:
             raise ConfigError(f"{where}: two stages are named {block.name}; rename one")
         if later := {*names[number:]}.intersection(block.sources):
             raise ConfigError(f"{where}: {block.name} uses the later stage {min(later)}; add it to `build-requires`")
+    known = {"", "scratch", base, *names}
+    for block in _blocks(text):
+        for image in (block.start, *block.sources):
+            stage = re.sub(r"\$(\w+|\{\w+\})", "*", image.lower())
+            if not {image, stage} & known and "@sha256:" not in image and not fnmatch.filter(names, stage):
+                raise ConfigError(
+                    f"{where}: {block.name} uses the image {image}, which is not pinned; add its digest "
+                    f"(@sha256:…), or name it in `images` of a component and write {{{{ images.NAME }}}} instead"
+                )
 
 
 def check_appended(text: str, where: str) -> None:
