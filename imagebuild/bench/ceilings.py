@@ -85,8 +85,6 @@ class Algorithm:
 
 
 _DATA = data_of(__file__)
-AT_SCALE: Sequence[tuple[int, float]] = _DATA["at_scale"]
-"""Largest numbers of domains, and the share of `floor_fraction` that holds up to them. None is known above the last."""
 ALGORITHMS = tuple(Algorithm(**row) for row in _DATA["algorithms"])
 GB_UNITS: Mapping[str, float] = _DATA["units"]
 """Maps the unit of a table to its value in GB/s."""
@@ -127,7 +125,7 @@ def class_ceilings(collective: str, ranks: int, layout: RankLayout) -> tuple[Cei
         parts, floors = _parts(algorithm, layout, gpus)
         scale = {"n": ranks, "k": domains, "g": gpus}
         (value, formula, derivation), (least, least_formula, _) = (_lowest(p, scale) for p in (parts, floors or parts))
-        fraction = algorithm.floor_fraction * next((share for most, share in AT_SCALE if domains <= most), 0.0)
+        fraction = algorithm.floor_fraction * next((share for most, share in _DATA["at_scale"] if domains <= most), 0.0)
         ceilings.append(Ceiling(algorithm.name, value, formula, derivation, fraction, least, least_formula))
     return tuple(ceilings)
 

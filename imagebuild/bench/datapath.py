@@ -20,7 +20,7 @@ def data_path(messages: Iterable[Message], hosts: Sequence[str] = ()) -> DataPat
     """Return what carried the data according to messages. None if they do not say it.
     `hosts` are the hosts of the ranks, if they are known."""
     path = _Seen([*messages]).path(hosts)
-    return path if path.says_anything else None
+    return path if any((path.network, path.carriers, path.nvls, path.mnnvl, path.lanes)) else None
 
 
 class _Seen:

@@ -66,14 +66,10 @@ class Log:
             return {0: self}
         ends = [*(cut - 1 for cut in cuts), self.line_count]
         parts = [Log(self.path, line_count=end) for end in ends]
-        for line in self.lines:
-            parts[bisect_right(cuts, line.number)].lines.append(line)
-        for line in self.warnings:
-            parts[bisect_right(cuts, line.number)].warnings.append(line)
-        for setting in self.settings:
-            parts[bisect_right(cuts, setting[0])].settings.append(setting)
-        for message in self.messages:
-            parts[bisect_right(cuts, message.number)].messages.append(message)
+        for name in ("lines", "warnings", "settings", "messages"):
+            for item in getattr(self, name):
+                number = item[0] if name == "settings" else item.number
+                getattr(parts[bisect_right(cuts, number)], name).append(item)
         return dict(zip((0, *cuts), parts, strict=True))
 
 

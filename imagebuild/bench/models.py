@@ -121,10 +121,6 @@ class DataPath(Model):
     evidence: dict[str, str] = Field(default_factory=dict, exclude=True)
     """Maps a fact to the first line that states it."""
 
-    @property
-    def says_anything(self) -> bool:
-        return any((self.network, self.carriers, self.nvls, self.mnnvl, self.lanes))
-
 
 class Result(Model):
     """One result in the output of a tool."""

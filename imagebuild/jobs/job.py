@@ -55,7 +55,8 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
     size = resolve_size(request, profile, facts)
     images = resolve_images(request, profile, facts, size, offer)
     environment = resolve_environment(request, profile, facts, size, images[0])
-    comparable = _is_comparable(profile, size)
+    network = profile.network.kind if profile.network else "none"
+    comparable = network in size.fabric.measures and all(feature.comparable for feature in size.features.values())
     sides = parse_sides(request.compare) if request.compare else ()
     comparison: Mapping[str, Any] = {}
     if sides:
@@ -70,11 +71,6 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
         messages += [*_notes(request, facts, size, image, environment), *_known_faults(profile, size, image)]
     told = tuple(dict.fromkeys(messages))
     return Job(request, profile, size, images, environment, comparable, least, workers, told, comparison)
-
-
-def _is_comparable(profile: Profile, size: Size) -> bool:
-    network = profile.network.kind if profile.network else "none"
-    return network in size.fabric.measures and all(feature.comparable for feature in size.features.values())
 
 
 def _least_bandwidths(profile: Profile, size: Size, *, comparable: bool) -> Mapping[str, tuple[str, str]]:
