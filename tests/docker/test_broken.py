@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -61,23 +60,6 @@ def test_a_wheel_with_another_hash(tmp_path: Path, environ: dict[str, str]) -> N
     assert "THESE PACKAGES DO NOT MATCH THE HASHES" in done.err
     assert f"Expected sha256 {'0' * 64}" in done.err
     assert not half_written(tmp_path / "build")
-
-
-def test_a_layer_that_the_engine_loses(tiny: Tiny) -> None:
-    """containerd sometimes loses a layer while it unpacks. A fake client reports this error after the first build."""
-    client = shutil.which("docker")
-    lost = "ERROR: failed to solve: failed to prepare extraction snapshot: parent snapshot x does not exist: not found"
-    tiny.write("bin/docker", f"""#!/bin/sh
-if [ "$2" = bake ] && mkdir {tiny.root}/once 2> /dev/null; then
-  {client} "$@" && echo '{lost}' >&2
-  exit 1
-fi
-exec {client} "$@"
-""")  # fmt: skip
-    (tiny.root / "bin" / "docker").chmod(0o755)
-    done = tiny.build(TINY_TARGET, PATH=f"{tiny.root}/bin:{tiny.environ['PATH']}")
-    assert "trying once more" in done.err
-    assert {"library", "tool"} <= {step.stage for step in tiny.result().steps if not step.cached}
 
 
 def test_a_full_disk(tiny: Tiny, second_engine: SecondEngine) -> None:

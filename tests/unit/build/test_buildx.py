@@ -316,21 +316,24 @@ def test_buildx_runs_no_git_in_the_project(run: BuildRun, monkeypatch: pytest.Mo
     assert (seen["BUILDX_GIT_INFO"], seen["BUILDX_GIT_LABELS"]) == ("0", "0")
 
 
-@pytest.mark.parametrize(("error", "calls"), CASES["export-faults"])
+@pytest.mark.parametrize(("error", "attempts"), CASES["export-faults"])
 def test_a_failed_export_is_repeated_once(
-    run: BuildRun, monkeypatch: pytest.MonkeyPatch, error: str, calls: int
+    run: BuildRun, monkeypatch: pytest.MonkeyPatch, error: str, attempts: int
 ) -> None:
-    results = [Finished(1, ""), Finished(0, "")]
+    """In the second attempt, all steps are cached. The result contains those of the first."""
+    outputs = [[vertex(end=T1), error], [vertex(end=T1, cached=True)]]
 
     def execute(*_: object, each_line: Callable[[str], None], **__: object) -> Finished:
-        each_line(error)
-        return results.pop(0)
+        for event in (events := outputs.pop(0)):
+            each_line(event if isinstance(event, str) else json.dumps(event))
+        return Finished(int(error in events), "")
 
     monkeypatch.setattr(buildx, "execute", execute)
     run.request.folder.mkdir(exist_ok=True)
-    with nullcontext() if calls == 2 else pytest.raises(CommandError):
-        buildx.execute_bake(run, {}, buildx.BuildProgress())
-    assert len(results) == 2 - calls
+    stream = buildx.EventStream()
+    with nullcontext() if attempts == 2 else pytest.raises(CommandError, match="context deadline"):
+        buildx.execute_bake(run, {}, buildx.BuildProgress(), stream=stream)
+    assert (len(outputs), [step.cached for step in stream.steps({})]) == (2 - attempts, [False])
 
 
 def test_a_folder_that_is_no_layout_is_not_touched(run: BuildRun) -> None:
