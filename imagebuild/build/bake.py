@@ -224,8 +224,7 @@ def bake_file(run: BuildRun) -> dict[str, Any]:
     fetched: set[Path] = set()
     for target in request.targets:
         # Docker's own media types have no zstd: containerd cannot unpack such layers, which the cache can contain.
-        loaded = request.output == "load" and not request.stage
-        output = "type=docker,oci-mediatypes=true" if loaded else "type=cacheonly"
+        output = "type=cacheonly" if request.output != "load" or request.stage else "type=docker,oci-mediatypes=true"
         # To push an image, BuildKit first writes an OCI layout: buildx's driver `docker` cannot push by digest, and
         # rewrites timestamps only in layouts.
         if layout := run.layout_folder(target):

@@ -317,9 +317,7 @@ def test_buildx_runs_no_git_in_the_project(run: BuildRun, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("error", "attempts"), CASES["export-faults"])
-def test_a_failed_export_is_repeated_once(
-    run: BuildRun, monkeypatch: pytest.MonkeyPatch, error: str, attempts: int
-) -> None:
+def test_a_failed_export_is_repeated(run: BuildRun, monkeypatch: pytest.MonkeyPatch, error: str, attempts: int) -> None:
     """In the second attempt, all steps are cached. The result contains those of the first."""
     outputs = [[vertex(end=T1), error], [vertex(end=T1, cached=True)]]
 

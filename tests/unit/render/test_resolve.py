@@ -8,17 +8,11 @@ from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Platform
 from imagebuild.project.load import load_project
 from imagebuild.project.lockfile import Archive, WheelSet
-from imagebuild.project.plan import Plan, make_plan
+from imagebuild.project.plan import make_plan
 from imagebuild.project.project import Project
 from imagebuild.render.renderer import Renderer
 from imagebuild.render.resolve import resolve_recipe
 from tests.conftest import ROOT, Files
-
-
-def test_targets_share_parts(renderer: Renderer, full_plan: Plan) -> None:
-    older, newer = (target for target in full_plan.targets if target.id.startswith("open-cuda13.5-debian13-"))
-    first, second = renderer.recipe(older), renderer.recipe(newer)
-    assert [stage.name for stage in first.stages if stage in second.stages] == [stage.name for stage in first.stages]
 
 
 @pytest.mark.parametrize(
@@ -26,6 +20,8 @@ def test_targets_share_parts(renderer: Renderer, full_plan: Plan) -> None:
     [((), ["amd64", "arm64"]), (("linux/arm64",), ["arm64"]), (("linux/amd64", "linux/arm64"), ["amd64", "arm64"])],
 )
 def test_sources_of_some_platforms(tiny: Files, platforms: tuple[Platform, ...], archs: list[str]) -> None:
+    project = tiny.load()
+    assert resolve_recipe(project, make_plan(project).targets[0]).sources_for(["linux/arm64"]) == ()  # only for amd64
     archive = (ROOT / "tests/data/archive-component.yaml").read_text()
     tiny.component("library", archive, build="{{ archive(name, archives) }}\nFROM scratch AS library\n")
     tiny.replace("matrix.yaml", "platforms: [linux/amd64]", "platforms: [linux/amd64, linux/arm64]")
@@ -34,11 +30,6 @@ def test_sources_of_some_platforms(tiny: Files, platforms: tuple[Platform, ...],
     found = recipe.sources_for(platforms)
     assert [owned.arch for owned in found if isinstance(owned.source, Archive)] == archs
     assert any(owned.arch is None for owned in found), "the base is for all"
-
-
-def test_a_target_needs_nothing_for_a_platform_that_it_does_not_have(tiny: Files) -> None:
-    project = tiny.load()
-    assert resolve_recipe(project, make_plan(project).targets[0]).sources_for(["linux/arm64"]) == ()
 
 
 def test_rows_with_the_same_version_stay_distinct(tiny: Files) -> None:
@@ -71,8 +62,7 @@ def test_no_wheel_brings_a_second_copy_of_what_a_component_provides(project: Pro
     models = {name: loaded.model for name, loaded in project.components.items()}
     for name, model in models.items():
         for what in {*model.provides} & {*models}:
-            missing = {*models[what].instead_of_python} - {*model.instead_of_python}
-            assert not missing, f"{name} provides {what}; add the packages to instead-of-python"
+            assert {*models[what].instead_of_python} <= {*model.instead_of_python}, f"{name} provides {what}"
 
 
 def test_python_packages_of_an_image_and_its_components(tmp_path: Path) -> None:
