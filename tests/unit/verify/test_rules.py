@@ -339,8 +339,3 @@ def test_which_code_runs_where(has: str, capability: str, right: bool) -> None:
 def test_a_deep_path_and_a_name_with_markup(case: Case) -> None:
     case.layers.append({f"{'a/' * 1900}x": b"", "opt/[/bold]": Node(b"", 0o4755)})
     assert failed(case.results()) == {"setuid": "/opt/[/bold]: is setuid or setgid (mode 4755)"}
-
-
-def test_a_privileged_program_that_replaces_the_one_of_the_distribution(case: Case) -> None:
-    case.layers.append({"usr/bin/su": Node(b"another", 0o4755)})
-    assert "is privileged, but its content is not that of a package" in failed(case.results())["setuid"]
