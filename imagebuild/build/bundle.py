@@ -118,7 +118,7 @@ class Bundle:
     def find_damage(self) -> list[str]:
         """Return a message for each file that is missing, was added or has changed since the bundle was made."""
         damage, added = [], {*_files(self.folder)} - {self.folder / SUMS}
-        for line in (self.folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in (self.folder / SUMS).read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n"):
             sha256, _, name = line.partition("  ")
             path = self.folder / name
             added.discard(path)

@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 
 from imagebuild.core.errors import CommandError, ConfigError
-from imagebuild.core.run import RunProgram, run_program
+from imagebuild.core.run import RunProgram, os_errors_as_command_errors, run_program
 from imagebuild.oci.engine import Endpoint
 
 BUILDKIT_MIN = (0, 13)
@@ -32,8 +32,8 @@ REMEDIES = {  # a node also says "expired" if the certificate is not yet valid
 """Maps patterns of reasons why a node does not answer to what to do."""
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 """The beginning of a connection without TLS, which BuildKit answers."""
-INSPECT_S, CONNECT_S = 60, 5
-"""Times in seconds for all nodes to answer, and for a node to accept a connection."""
+INSPECT_S, CONNECT_S, FARTHEST_S = 60, 5, 10**9
+"""Times in seconds for all nodes to answer, and for a node to accept a connection, and by which a clock can differ."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def probe(
 ) -> tuple[str, float]:
     """Build lines of a Dockerfile. Return the name of the node that builds this platform, and by how many seconds its
     clock is ahead of the clock of this machine. Raises CommandError if the node cannot build the lines."""
-    with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
+    with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder, os_errors_as_command_errors():
         Path(folder, "Dockerfile").write_text(f"FROM scratch\n{lines}WORKDIR /clock\n")
         command = ["docker", "buildx", "build", "--builder", builder, "--platform", platform, "--no-cache", folder]
         # buildx replaces the times of events, but not those of files.
@@ -188,7 +188,8 @@ def probe(
         run(*command, env={**engine.environment, **BUILDX}, timeout=INSPECT_S)
         about = json.loads(Path(folder, "metadata.json").read_text())
         _, name, *_ = f"{about.get('buildx.build.ref')}//".split("/")
-        return name, Path(folder, "out", "clock").stat().st_mtime - time.time()
+        ahead = Path(folder, "out", "clock").lstat().st_mtime - time.time()
+        return name, min(max(ahead, -FARTHEST_S), FARTHEST_S)
 
 
 def with_clocks(

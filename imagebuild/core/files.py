@@ -21,6 +21,8 @@ from imagebuild.core.errors import ConfigError
 from imagebuild.core.leftovers import owner, remove_leftovers
 
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
+HIDDEN = re.compile("[\r\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Characters at which YAML ends a line, but editors and reviews of changes do not, and those that reorder text."""
 _STREAM = re.compile(r"-|/dev/stdin|/(?:dev|proc/self)/fd/\d+")
 """Matches names of open streams. They are read even if they are FIFOs or devices."""
 LARGEST_FILE, LARGEST_STREAM = 64 << 20, 1 << 30
@@ -181,14 +183,19 @@ def read_bytes(path: Path, limit: int = LARGEST_FILE) -> bytes:
     return content
 
 
-def read_text(path: Path, limit: int = LARGEST_FILE) -> str:
-    """Return the text of a file, with Unix line ends. Raises ConfigError as `read_bytes` does."""
+def read_text(path: Path, limit: int = LARGEST_FILE, *, reviewed: bool = False) -> str:
+    """Return the text of a file, with Unix line ends. Raises ConfigError as `read_bytes` does.
+    `reviewed`: also raise ConfigError for characters that hide from people what the text means."""
     content = read_bytes(path, limit)
     try:
-        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        text = content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}:{line}: cannot be read: the text is not UTF-8; save the file as UTF-8") from None
+    if reviewed and (hidden := HIDDEN.search(text)):
+        place = f"{path}:{text.count(chr(10), 0, hidden.start()) + 1}"
+        raise ConfigError(f"{place}: contains U+{ord(hidden[0]):04X}, which editors do not show; remove this character")
+    return text.replace("\r", "\n")
 
 
 def refuse_outside(folders: Collection[Path], path: Path, what: str = "the project") -> Path:
@@ -206,7 +213,7 @@ def read_inside(folders: Collection[Path], path: Path) -> str:
     real = refuse_outside(folders, path)
     if real.exists() and not real.is_file():
         raise ConfigError(f"{path}: cannot be read: not a regular file; replace it by a file")
-    return read_text(path, LARGEST_PART)
+    return read_text(path, LARGEST_PART, reviewed=True)
 
 
 def file_sha256(path: Path) -> str:
@@ -225,6 +232,7 @@ def shipped_folder() -> Path:
 def cache_folder(name: str = "base") -> Path:
     """Return a folder of the cache. Raises ConfigError if the user has no home folder."""
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "imagebuild" / name
+        named = Path(os.environ.get("XDG_CACHE_HOME", ""))  # a relative one does not count, by its specification
+        return (named if named.is_absolute() else Path.home() / ".cache") / "imagebuild" / name
     except RuntimeError:
         raise ConfigError("HOME: is not set; set HOME or XDG_CACHE_HOME to a writable folder") from None

@@ -38,7 +38,7 @@ def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | N
     found = Mistakes()
     reader = _Reader(path, found)
     try:
-        text = read_text(path)
+        text = read_text(path, reviewed=True)
         # A JSON file is also YAML, but a JSON parser is a hundred times faster, and locks are long.
         is_json = text.startswith("{") and path.suffix not in (".yaml", ".yml")
         data = json.loads(text, object_pairs_hook=distinct_keys) if is_json else reader.read(text)

@@ -170,7 +170,7 @@ class Upstream:
                 f"{address}: {(problem[0] if problem else str(error)).rpartition('fatal: ')[2]}"
             ) from None
         commits = {}
-        for line in text.splitlines():
+        for line in filter(None, text.split("\n")):
             if not (match := _RE["git_reference"].match(line)):
                 raise ResultError(
                     f"{address}: git printed {line!r} instead of a tag; check that the URL is a git repository"

@@ -23,6 +23,7 @@ from imagebuild.oci.layout import (
     Descriptor,
     Layout,
     Manifest,
+    annotations_of,
     manifests_of,
     parse_document,
     platform_of,
@@ -40,6 +41,30 @@ LAYER_TYPES = re.compile(
     r"|docker\.image\.rootfs(\.foreign)?\.diff\.tar(\.gzip|\.zstd)?)"
 )
 """Media types of the layers that engines unpack."""
+ANY = ""
+"""Stands for any key in `IN_CONFIG`."""
+
+
+IN_CONFIG = {
+    "author": str, "comment": str, "created": str,
+    "history": [{"author": str, "comment": str, "created": str, "created_by": str, "empty_layer": bool}],
+    "config": {
+        "Cmd": [str], "Entrypoint": [str], "Env": [str], "Healthcheck": {"Test": [str]}, "Labels": {ANY: str},
+        "OnBuild": [str], "Shell": [str], "StopSignal": str, "User": str, "Volumes": {ANY: {}}, "WorkingDir": str,
+    },
+}  # fmt: skip
+"""The types of the values in the configuration of an image. Engines refuse other types."""
+
+
+def _check_types(value: Any, wanted: Any, place: str) -> None:
+    """Raise ValueError if engines refuse the type of a value in the configuration of an image."""
+    if not isinstance(value, wanted if isinstance(wanted, type) else type(wanted)):
+        raise ValueError(f"engines refuse its {place}: {str(value)[:40]!r}")
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        inner = wanted[0] if isinstance(wanted, list) else wanted.get(key, wanted.get(ANY))
+        if inner is not None and (item is not None or key not in wanted):
+            _check_types(item, inner, f"{place}.{key}")
 
 
 @dataclass(frozen=True)
@@ -166,7 +191,9 @@ def image_of(
     ResultError if the manifest does not describe an image, or if an engine would refuse the image."""
     with _explained(name or f"{place}@{manifest.digest}"):
         document = manifest.document
+        annotations_of(document)
         config = parse_document(place.blob(document["config"]["digest"]))
+        _check_types(config, IN_CONFIG, "configuration")
         layers = [Descriptor.from_json(layer) for layer in document["layers"] or ()]
         diff_ids = (config.get("rootfs") or {}).get("diff_ids") or ()
         if wrong := [diff_id for diff_id in diff_ids if not re.fullmatch(DIGEST, diff_id)]:

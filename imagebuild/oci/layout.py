@@ -92,6 +92,7 @@ def parse_document(content: bytes) -> Any:
     try:
         document = json.loads(content, object_pairs_hook=distinct_keys)
         _check_case(document)
+        json.dumps(document, ensure_ascii=False).encode()  # Go replaces texts that are not Unicode
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
     return document
@@ -141,6 +142,9 @@ class Descriptor:
             raise TypeError("the type or digest of a descriptor is not a text, or the size is not a number")
         if not ANY_DIGEST.fullmatch(document["digest"]):  # it becomes a part of URLs
             raise TypeError(f"{document['digest']!r} is not a digest")
+        place = document.get("platform") or {}
+        if place.get("os.features") and place.get("os") != "windows":
+            raise TypeError("os.features: engines do not agree which image they run")
         return cls(
             media_type=document["mediaType"], digest=document["digest"], size=document["size"],
             platform=platform_of(document["platform"]) if document.get("platform") else None,

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -241,8 +242,10 @@ def compare_files(
     lists = {"nonce": [nonce], "folders": folders, "trees": trees, "files": files}
     script = "\n".join([*(f"{k}=({shlex.join(words)})" for k, words in lists.items()), shell_script(SAME_FILES)])
     execution = session.run(Command(script, user=session.surroundings.user, timeout_s=COMPARE_S, log=log))
-    lines = log.read_text(errors="replace").splitlines()
-    found = {path: sha256 for line in lines for sha256, path in re.findall(r"^([0-9a-f]{64})  (.+)$", line)}
+    # Names of files and targets of links may contain other ends of lines, and forged hashes.
+    lines = log.read_bytes().decode(errors="replace").removesuffix("\n").split("\n")
+    hashes = takewhile(lambda line: not line.startswith("link "), lines)
+    found = {path: sha256 for line in hashes for sha256, path in re.findall(r"^([0-9a-f]{64})  (.+)$", line)}
     links = [line.removeprefix("link ") for line in lines if line.startswith("link ")]
     found |= dict(zip(links, lines[-len(links) :] if links else (), strict=True))
     proof = found.pop("-", "")

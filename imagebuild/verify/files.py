@@ -99,6 +99,11 @@ class FileEntry:
         return self.sha256 or EMPTY_SHA256
 
 
+def lines_of(entry: FileEntry | None) -> list[str]:
+    """Return the lines of a file as programs read them, which end a line only at a line feed; empty without a text."""
+    return entry.text.decode("utf-8", "replace").split("\n") if entry and entry.text else []
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """The content of a layer."""

@@ -15,7 +15,7 @@ from imagebuild.project.component import Component
 from imagebuild.project.plan import Plan, Target, components_of
 from imagebuild.project.project import Project
 from imagebuild.verify.elf import MACHINES, Closure, Loader
-from imagebuild.verify.files import Elf, FileEntry, Finding, Layer, Tree
+from imagebuild.verify.files import Elf, FileEntry, Finding, Layer, Tree, lines_of
 
 
 def merged(path: str) -> str:
@@ -101,7 +101,7 @@ class Inspection:
         packaged: set[tuple[str, str]] = set()
         for entry in self.tree:
             if entry.text and entry.path.startswith("var/lib/dpkg/") and entry.path.endswith("md5sums"):
-                lines = (line.split(None, 1) for line in entry.text.decode("utf-8", "replace").splitlines())
+                lines = (line.split(None, 1) for line in lines_of(entry))
                 packaged |= {(merged(path), md5) for md5, path in (line for line in lines if len(line) == 2)}
         return packaged
 

@@ -27,7 +27,7 @@ from imagebuild.verify import layers
 from imagebuild.verify.checks import IMAGE
 from imagebuild.verify.elf import DRIVER, PATTERNS
 from imagebuild.verify.facts import hash_of_readers
-from imagebuild.verify.files import Elf, FileEntry, Finding
+from imagebuild.verify.files import Elf, FileEntry, Finding, lines_of
 from imagebuild.verify.inspection import Inspection, NotApplicable, merged
 from imagebuild.verify.layers import is_a, read_layers
 from imagebuild.verify.paths import base_kept, command, environment, for_every_user, startable
@@ -161,28 +161,27 @@ def no_tokens(inspection: Inspection) -> Iterator[Finding]:
     settings |= {f"label {name}": str(value) for name, value in image.labels.items()}
     # The history contains all commands with their build arguments.
     for number, step in enumerate(image.config.get("history") or (), 1):
-        settings[f"history, step {number}"] = "\n".join(str(step.get(key, "")) for key in TEXTS_OF_STEP)
-    document = image.manifest.document
-    settings |= {name: _texts(image.settings.get(name)) for name in COMMANDS}
-    settings |= {name: _texts(image.config.get(name)) for name in ("author", "comment")}
-    settings["annotations"] = _texts(
-        [document.get("annotations"), *(x.get("annotations") for x in document.get("layers") or ())]
-    )
+        settings[f"history, step {number}"] = _texts(step)
+    settings |= {name: _texts(value) for name, value in image.settings.items() if name not in ("Env", "Labels")}
+    settings |= {name: _texts(value) for name, value in image.config.items() if name not in ("config", "history")}
+    settings["manifest"] = _texts(image.manifest.document)
     for setting, value in settings.items():
         for kind in sorted(layers.secrets_in(value.encode(), settings=True)):
             yield Finding(setting, f"seems to contain a secret: {kind}")
 
 
-COMMANDS = ("Cmd", "Entrypoint", "Healthcheck", "OnBuild", "Shell", "Volumes", "WorkingDir")
-TEXTS_OF_STEP = ("created_by", "comment", "author")
-"""Fields of the configuration, and of a step in the history, that may contain a token."""
-
-
 def _texts(value: object) -> str:
-    """Return all texts in a part of a JSON document."""
-    if isinstance(value, Mapping):
-        return _texts([*value.keys(), *value.values()])
-    return "\n".join(map(_texts, value)) if isinstance(value, list) else str(value or "")
+    """Return all texts in a part of a JSON document, which may be nested deeply."""
+    todo, texts = [value], list[str]()
+    while todo:
+        part = todo.pop()
+        if isinstance(part, Mapping):
+            todo += [*part.keys(), *part.values()]
+        elif isinstance(part, list):
+            todo += part
+        else:
+            texts.append(str(part))
+    return "\n".join(texts)
 
 
 def no_backdoors(inspection: Inspection) -> Iterator[Finding]:
@@ -191,8 +190,7 @@ def no_backdoors(inspection: Inspection) -> Iterator[Finding]:
     for entry in inspection.tree:
         for text, path, row in backdoors:
             if entry.kind != "folder" and path.search(entry.path):
-                lines = (entry.text or b"").decode("utf-8", "replace").splitlines()
-                if found := [line for line in lines if re.search(row["line"], line)]:
+                if found := [line for line in lines_of(entry) if re.search(row["line"], line)]:
                     yield Finding(f"/{entry.path}", f"{text}: {found[0].strip()[:80]!r}; remove the line")
                 elif entry.kind != "file" or (entry.sha256 and entry.text is None):
                     yield Finding(f"/{entry.path}", f"{text}, and cannot be read as text; remove the file")
@@ -407,8 +405,7 @@ ACCOUNTS = ("etc/passwd", "etc/shadow", "etc/passwd-", "etc/shadow-")
 
 def _accounts(inspection: Inspection, path: str) -> list[list[str]]:
     """Return the fields of each line in a file with accounts. Programs use the first of several lines with a name."""
-    entry = inspection.tree.find(path)
-    lines = ((entry.text if entry else None) or b"").decode("utf-8", "replace").splitlines()
+    lines = lines_of(inspection.tree.find(path))
     return [line.split(":") for line in lines if line and not line.startswith("#")]
 
 

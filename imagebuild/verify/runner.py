@@ -5,6 +5,7 @@ This runner puts a prefix before each command. The prefix is a command that star
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 import uuid
@@ -113,7 +114,7 @@ def surroundings_of(probe: Probe, runner: str, *, nodes: int, slurm: bool, why: 
     `slurm`."""
     first = {name: values[0] for name, values in probe.items() if values}
     # Output of a launcher may have split a line of the probe.
-    gpus = int(first["gpus"]) if first.get("gpus", "").isdigit() else 0
+    gpus = int(first["gpus"]) if re.fullmatch("[0-9]{1,6}", first.get("gpus", "")) else 0
     no_smi = "nvidia-smi, a part of the driver, was not found"
     no_gpu = "nvidia-smi lists no GPU" if "nvidia-smi" in probe["tool"] else no_smi
     absent = {"nodes": nodes < 2, "slurm": not slurm, "gpu": not gpus}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from imagebuild.verify.elf import PATTERNS, Closure
-from imagebuild.verify.files import Elf, Finding
+from imagebuild.verify.files import Elf, Finding, lines_of
 from imagebuild.verify.inspection import Inspection
 
 STRICT_GLIBC = 41
@@ -103,8 +103,7 @@ def _libraries_of_nccl(inspection: Inspection) -> list[str]:
 
 def _settings_of_nccl(inspection: Inspection) -> Mapping[str, str]:
     """Return the environment variables, and those in /etc/nccl.conf."""
-    entry = inspection.tree.find("etc/nccl.conf")
-    lines = ((entry and entry.text) or b"").decode("utf-8", "replace").splitlines()
+    lines = lines_of(inspection.tree.find("etc/nccl.conf"))
     pairs = (line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
     return {name.strip(): value.strip() for name, value in pairs} | dict(inspection.image.env)
 
@@ -208,9 +207,7 @@ def _providers(inspection: Inspection) -> tuple[str | None, list[Provider]]:
     named = [(variable, name) for name in re.split("[:;]", inspection.image.env.get(variable, "")) if name]
     for folder in (text for text in texts if text.endswith("/libibverbs.d")):
         for file in inspection.tree.names(inspection.tree.resolve(folder) or "-"):
-            entry = inspection.tree.find(f"{folder}/{file}")
-            lines = ((entry and entry.text) or b"").decode("utf-8", "replace").splitlines()
-            words = (line.split() for line in lines)
+            words = (line.split() for line in lines_of(inspection.tree.find(f"{folder}/{file}")))
             named += [(f"{folder}/{file}", line[1]) for line in words if line[:1] == ["driver"] and line[1:]]
     found = []
     for named_by, name in named:

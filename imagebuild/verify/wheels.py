@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from posixpath import normpath
 
 from imagebuild.oci.layout import KEPT_SIZE
-from imagebuild.verify.files import EMPTY_SHA256, FileEntry, Finding
+from imagebuild.verify.files import EMPTY_SHA256, FileEntry, Finding, lines_of
 from imagebuild.verify.inspection import Inspection
 
 RECORD = re.compile(
@@ -44,7 +44,7 @@ def installed_wheels(inspection: Inspection) -> list[InstalledWheel]:
             installer = inspection.tree.find(entry.path.replace("/RECORD", "/INSTALLER"))
             if installer and (installer.text or b"").strip() == b"conda":
                 continue
-            rows = csv.reader(entry.text.decode("utf-8", "replace").splitlines())
+            rows = csv.reader(lines_of(entry))
             files = {}
             for path, code, *_ in (row for row in rows if len(row) > 1):
                 real = normpath(f"{match['site']}/{path}")

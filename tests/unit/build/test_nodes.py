@@ -47,6 +47,23 @@ def test_why_no_connection_to_a_node_is_possible(endpoint: str, options: dict[st
         assert connection_flaw(endpoint.replace("PORT", str(server.getsockname()[1])), options) == flaw
 
 
+def test_a_node_that_returns_no_file_or_an_extreme_time_is_described() -> None:
+    def run(*words: str, **_: object) -> str:
+        folder = Path(words[words.index("--output") + 1].partition("dest=")[2])
+        Path(words[words.index("--metadata-file") + 1]).write_text("{}")
+        if words[2] == "build" and "arm64" in words[6]:
+            folder.mkdir()
+            (folder / "clock").symlink_to("/nowhere")
+            os.utime(folder / "clock", (0, -(2**40)), follow_symlinks=False)
+        return ""
+
+    with pytest.raises(CommandError, match="out/clock: No such file"):
+        probe("pair", "linux/amd64", ENDPOINT, run=run)
+    assert (
+        "UTC" in replace(next(read_nodes(TEXTS["pair"])), ahead=probe("p", "linux/arm64", ENDPOINT, run=run)[1]).clock
+    )
+
+
 @pytest.mark.parametrize("ahead", [-86400, 86400])
 def test_the_clock_of_a_node_is_that_of_its_files(ahead: int) -> None:
     def run(*words: str, env: Mapping[str, str], **_: object) -> str:

@@ -4,13 +4,16 @@ import os
 import stat
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from imagebuild.core import files
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.files import read_bytes, read_text, refuse_foreign, refuse_links, write_text
+from imagebuild.core.files import read_bytes, read_inside, read_text, refuse_foreign, refuse_links, write_text
+from imagebuild.core.yaml import read_yaml
+from imagebuild.project.matrix import Matrix
 from tests.conftest import ran
 
 WRITE = """import sys; from pathlib import Path; from imagebuild.core.files import write_text
@@ -108,6 +111,15 @@ def test_what_cannot_be_written_or_read_is_said_in_one_line(tmp_path: Path) -> N
         with pytest.raises(ConfigError) as caught:
             read_text(tmp_path / name)
         assert str(caught.value) == f"{tmp_path / name}:{reason}"
+
+
+@pytest.mark.parametrize("hidden", ["\r", "\x85", "\u2028", "\u2029", "\u202e", "\u2066", "\x9b"])
+def test_a_reviewed_file_has_no_character_that_hides_its_meaning(tmp_path: Path, hidden: str) -> None:
+    (tmp_path / "file").write_bytes(f"a: 1\r\n# text{hidden}b: 2\n".encode())
+    assert read_text(tmp_path / "file").startswith("a: 1\n# text")
+    for read in (partial(read_yaml, model=Matrix), partial(read_inside, [tmp_path])):
+        with pytest.raises(ConfigError, match=rf"file:2: contains U\+{ord(hidden):04X}, which editors do not show"):
+            read(tmp_path / "file")
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "/dev/zero", "/dev/tty", "socket"])

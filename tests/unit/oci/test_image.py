@@ -14,6 +14,7 @@ import zstandard
 
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.oci.image import PlatformImage, image_in_registry, images_in, images_stored
+from imagebuild.oci.layout import Descriptor
 from imagebuild.oci.reference import parse_reference
 from imagebuild.project.plan import Plan
 from imagebuild.render.renderer import Renderer
@@ -122,6 +123,19 @@ def test_no_other_name_of_a_platform_hides_the_image_that_engines_choose(
     made.manifests = [made.json({"manifests": [first | {"platform": platform}, second]}, INDEX)]
     made.write()
     assert read(made.root, tmp_path) == [["first"]]
+
+
+def test_an_index_that_engines_read_differently_is_refused(tmp_path: Path) -> None:
+    """New versions of containerd skip an entry with features that they do not know; others ignore the features."""
+    made = Layout(tmp_path / "x")
+    first, second = (made.image([layer({name: b""})]) for name in ("first", "second"))
+    featured = first | {"platform": first["platform"] | {"os.features": ["new"]}}
+    made.manifests = [made.json({"manifests": [featured, second]}, INDEX)]
+    made.write()
+    with pytest.raises(ResultError, match=r"os\.features: engines do not agree"):
+        read(made.root, tmp_path)
+    featured["platform"]["os"] = "windows"
+    assert Descriptor.from_json(featured).platform == "windows/amd64"
 
 
 @pytest.mark.parametrize(("change", "reason"), CASES["images-that-engines-refuse"])
