@@ -72,7 +72,7 @@ CPUS: Mapping[str, str] = {"amd64": "x86_64", "arm64": "aarch64"}
 """Maps each architecture, such as `amd64`, to its name in the kernel, such as `x86_64`."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Value of PATH in an image that does not set it."""
-Line = Annotated[str, Form(r"[^\x00-\x1f\x7f]*", "one line, without control characters")]
+Line = Annotated[str, Form(r"[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*", "one line, without control characters")]
 """A text of one line, so that it cannot add lines to a Dockerfile."""
 EnvironmentValue = Annotated[str, Form(r'[^\x00-\x1f\x7f"\\`$]*', "one line without quotes, \\, ` and $VARIABLES")]
 """A text that has the same meaning in a Dockerfile, a shell and the configuration of sshd."""

@@ -65,8 +65,9 @@ class Attestation:
 
 
 def encode_predicate(document: object) -> bytes:
-    """Return a predicate as canonical JSON: equal predicates give equal bytes."""
-    return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    """Return a predicate as canonical JSON: equal predicates give equal bytes.
+    Raises ValueError if the predicate contains NaN or text that is not Unicode."""
+    return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def attestation_of(

@@ -104,8 +104,8 @@ class PackageRepository(fields.Model):
 
     name: fields.Name
     url: fields.Url
-    suite: str = "/"
-    key: str
+    suite: fields.Line = "/"
+    key: fields.Line
     """Address of the key that signs the repository. The lock contains the fingerprint of the key. If the base image
     already trusts the key, write `package:NAME` instead. NAME is the package that contains the key."""
     configured: bool = False
@@ -137,10 +137,10 @@ class Packages(fields.Model):
 class Component(fields.Model):
     """The file `component.yaml` of a component."""
 
-    title: str
-    description: str
-    homepage: str
-    license: str
+    title: fields.Line
+    description: fields.Line
+    homepage: fields.Line
+    license: fields.Line
     """SPDX expression, or `LicenseRef-…` for a licence that SPDX does not list."""
     license_files: tuple[str, ...] = ()
     """Paths or shell patterns of the licence texts in the image. The image check `licenses` fails if a text is

@@ -279,6 +279,7 @@ def read_evidence(paths: Iterable[Path]) -> Evidence:
     for file in distinct.values():
         try:
             document = json.loads(files.read_text(file))
+            encode_predicate(document)  # others could not read NaN or a text that is not Unicode
         except (ValueError, RecursionError) as error:
             why = f"is not valid JSON: {error}; copy the file again, or remove it"
             raise ResultError(f"{file}: {why}") from None

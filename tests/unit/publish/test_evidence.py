@@ -34,6 +34,10 @@ def test_cut_off_results_are_not_ignored(site: Site) -> None:
     path = site.leave("more/verify.json", (next(site.evidence.rglob("verify.json"))).read_text()[:500])
     with pytest.raises(ResultError, match=rf"{path}: is not valid JSON"):
         site.publish()
+    for unreadable in ("NaN", "-Infinity", '"\\ud800"'):
+        path.write_text(f'{{"image": "x", "digest": null, "platform": "", "checks": [{unreadable}]}}')
+        with pytest.raises(ResultError, match=rf"{path}: is not valid JSON"):
+            site.publish()
     path.write_text('{"image": "x", "digest": null, "target": null, "platform": "linux/amd64", "checks": 5}')
     with pytest.raises(ResultError, match=rf"{path}: checks: .* the version"):
         site.publish()
