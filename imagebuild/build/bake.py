@@ -37,6 +37,11 @@ def new_layout(layout: Path) -> Path:
     return layout.with_name(f"{layout.name}.new")
 
 
+def old_layout(layout: Path) -> Path:
+    """Return the folder to which the layout of an earlier build is renamed before it is deleted."""
+    return layout.with_name(f"{layout.name}.old")
+
+
 @dataclass(frozen=True)
 class BuildRequest:
     """The targets and options of `imagebuild build`."""
@@ -193,7 +198,7 @@ class BuildRun:
             yield from (folder / target.id / name for name in ("Dockerfile", "result.json", "local.json"))
             yield from (self.sbom_file(target, p, local=local) for p in target.platforms for local in (False, True))
             if layout := self.layout_folder(target):
-                yield from (layout, new_layout(layout))
+                yield from (layout, new_layout(layout), old_layout(layout))
 
     def own_file(self, name: str) -> Path:
         """Return the file for `name`, such as `bake.json`, in the build folder. It describes this part of the build."""

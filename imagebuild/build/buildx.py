@@ -352,7 +352,8 @@ def run_bake(
     layouts = [layout for target in run.request.targets if (layout := run.layout_folder(target))]
     for layout in layouts:
         check_layout(layout)
-        shutil.rmtree(bake.new_layout(layout), ignore_errors=True)  # BuildKit adds files to an existing folder
+        for other in (bake.new_layout(layout), bake.old_layout(layout)):  # BuildKit adds files to an existing folder
+            shutil.rmtree(other, ignore_errors=True)
     try:
         write_dockerfiles(run)
         if len(run.nodes) > 1:
@@ -361,8 +362,9 @@ def run_bake(
             built = execute_bake(run, bake.bake_file(run), progress, stream=stream)
         for layout in layouts:
             with suppress(FileNotFoundError):
-                shutil.rmtree(layout)
+                layout.rename(bake.old_layout(layout))
             bake.new_layout(layout).rename(layout)
+            shutil.rmtree(bake.old_layout(layout), ignore_errors=True)
         return built
     except OSError as error:
         raise ConfigError(f"{run.request.folder}: cannot be written: {error.strerror}") from None
