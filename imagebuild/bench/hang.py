@@ -17,6 +17,8 @@ PREFIX = "(imagebuild-ras) "
 """Start of each line of an answer in a log."""
 SHOWN = 4
 """Maximum number of ranks that are named for one state of a communicator."""
+NO_ERRORS = (0, 7)
+"""Values of `ncclResult_t` that are no errors: 7 says that a function has not ended."""
 _DATA = DataFile(__file__)
 _RE = _DATA.patterns
 
@@ -31,7 +33,7 @@ class Rank:
     pid: str = ""
     counts: dict[str, int] = field(default_factory=dict)
     error: int = 0
-    """The error of the communicator on this rank, as `ncclCommGetAsyncError` returns it."""
+    """The error of the communicator on this rank: of an operation, or of the initialization."""
 
     def __str__(self) -> str:
         gpu = f"GPU {self.gpu}, " if self.gpu else ""
@@ -49,6 +51,8 @@ class Communicator:
     missing: list[Rank] = field(default_factory=list)
     most: dict[str, int] = field(default_factory=dict)
     """The number of collectives of most ranks, by kind of collective."""
+    faults: list[str] = field(default_factory=list)
+    """Lines of a text that state an error, or missing ranks that NCCL does not name if they are many."""
     silent: int = 0
     """The number of ranks about which NCCL states nothing."""
     asked: int | None = None
@@ -99,12 +103,17 @@ def read_answer(text: str) -> list[Communicator] | None:
             return [_from_json(each) for each in content["communicators"]] or None
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None
-    groups = _RE["group"].findall(text)
-    sound = groups and all(group.endswith(" OK") for group in groups)
-    return _from_text(text) or ([] if sound else None)
+    groups, explained = _RE["group"].findall(text), set(_RE["section"].findall(text))
+    stated = {(number, kind) for number, kinds in groups for kind in kinds.split(",") if kind != "OK"}
+    is_whole = bool(groups) and _RE["end"].search(text) is not None
+    return None if stated - explained else _from_text(text) or ([] if is_whole else None)
 
 
 def _from_json(content: Mapping[str, Any]) -> Communicator:
+    def error(states: Mapping[str, Any]) -> int:
+        codes = (int(states.get(key, 0)) for key in ("async_error", "init_state"))
+        return next((code for code in codes if code not in NO_ERRORS), 0)
+
     def ranks(key: str) -> list[Rank]:
         rows = content.get(key) or ()
         return [
@@ -114,7 +123,7 @@ def _from_json(content: Mapping[str, Any]) -> Communicator:
                 str(row["nvml_dev"]),
                 str(row["pid"]),
                 {kind: int(count) for kind, count in row.get("collective_counts", {}).items()},
-                int(row.get("status", {}).get("async_error", 0)),
+                error(row.get("status", {})),
             )
             for row in rows
         ]
@@ -131,15 +140,18 @@ def _from_json(content: Mapping[str, Any]) -> Communicator:
 
 def _from_text(text: str) -> list[Communicator]:
     found: dict[str, Communicator] = {}
-    current, kind, counted, is_missing = Communicator(""), "", 0, False
+    current = job = Communicator("")
+    kind, counted, is_missing = "", 0, False
     for line in text.splitlines():
         if match := _RE["communicator"].match(line):
             current = found.setdefault(match[1], Communicator(f"0x{match[1]}"))
+            current.faults += [match[2]] * (match[2] != "MISMATCH")
             kind, is_missing = "", False
         elif match := _RE["differs"].search(line):
             kind, is_missing = match[1], False
-        elif "Missing communicator data from" in line:
-            is_missing = True
+        elif match := _RE["fault"].search(line):
+            current.faults.append(match[0])
+            is_missing = match[0].startswith("Missing")
         elif match := _RE["most"].search(line):
             counted = int(match[2] or 0)
             current.most.setdefault(kind, counted)  # the largest group comes first
@@ -153,6 +165,8 @@ def _from_text(text: str) -> list[Communicator]:
                     known = next((each for each in current.ranks if each.rank == rank.rank), rank)
                     current.ranks += [known] if known is rank else []
                     known.counts[kind] = launched
+    if job.faults and not any(each.faults for each in found.values()):
+        found[""] = job
     return list(found.values())
 
 
@@ -168,9 +182,12 @@ def hung(now: Iterable[Communicator], before: Iterable[Communicator] = ()) -> It
         if communicator.missing:
             lost = "no sign of life; the process has ended, is stopped or hangs"
             yield f"hung: {_named(communicator.missing)} of {of}: {lost}"
-        for code, error in _DATA["errors"].items():
-            if failed := [rank for rank in communicator.ranks if rank.error == code]:
-                yield f"hung: {_named(failed)} of {of}: NCCL has {error}; NCCL's messages say more"
+        elif communicator.faults:
+            yield f"hung: {of}: NCCL states {', '.join(communicator.faults[:SHOWN])}"
+        for code in sorted({rank.error for rank in communicator.ranks}.difference(NO_ERRORS)):
+            failed = [rank for rank in communicator.ranks if rank.error == code]
+            error = _DATA["errors"].get(code, f"error {code}")
+            yield f"hung: {_named(failed)} of {of}: NCCL has {error}; NCCL's messages say more"
         known = earlier.get(communicator.name)
         if known is None or _progress(known) != _progress(communicator):
             continue

@@ -52,9 +52,12 @@ def test_each_hanging_rank_is_named_and_no_other(case: dict[str, Any]) -> None:
     assert list(hung(now, before or ())) == case["hung"]
 
 
-@pytest.mark.parametrize(("code", "says"), [(0, ""), (2, "an error of the system"), (7, "")])
-def test_an_error_on_a_rank_is_named_though_no_rank_is_behind(code: int, says: str) -> None:
-    text = answer([{"AllReduce": 5}] * 4, []).replace('"rank": 2,', f'"rank": 2, "status": {{"async_error": {code}}},')
+@pytest.mark.parametrize("key", ["async_error", "init_state"])
+@pytest.mark.parametrize(
+    ("code", "says"), [(0, ""), (2, "an error of the system"), (7, ""), (8, "exceeded a time limit"), (99, "error 99")]
+)
+def test_an_error_on_a_rank_is_named_though_no_rank_is_behind(code: int, says: str, key: str) -> None:
+    text = answer([{"AllReduce": 5}] * 4, []).replace('"rank": 2,', f'"rank": 2, "status": {{"{key}": {code}}},')
     found = list(hung(read_answer(text) or ()))
     line = f"hung: rank 2 on host host-1, GPU 0, process 102 of communicator 0xabc of 4 ranks: NCCL has {says}"
     assert found == ([f"{line}; NCCL's messages say more"] if says else [])
@@ -78,7 +81,9 @@ def test_a_report_reads_the_answer_in_a_log(case: dict[str, Any]) -> None:
         '{"communicators": ' + "[" * 100_000,
         "SERVER PROTOCOL 2\n\nJob summary",
         "    0         1         4         8        32        32   RUNNING  INCOMPLETE",
-        "  0  1  4  8  32  32  RUNNING  OK\n  1  1  4  8  32  32  RUNNING  INCOMPLETE",
+        "  0  1  4  8  32  32  RUNNING  OK\n  1  1  4  8  32  32  RUNNING  INCOMPLETE\nWarnings",
+        "  0  1  4  8  32  32  RUNNING  OK\n  1  1  2  4-8  12  11  RUNNING  INCOMPLETE,MISMATCH\nWarnings",
+        "  0  1  4  8  32  32  RUNNING  OK\n  1  1  4  8  32  32  RUNN",
         "  0  1  4  8  32  32  RUNNING  OK\n  1  1  4  8  32  32  NOCOMM  ERROR",
         answer([{"AllReduce": 1}] * 2, []).replace('"size": 2', '"size": 0'),
         "SERVER PROTOCOL 2\nRank 1 -- GPU " + "1," * 200_000,
