@@ -6,7 +6,7 @@ references of a repository through a temporary folder that has neither."""
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,6 +31,8 @@ ONLY_OWN = {
     "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.attributesFile", "GIT_CONFIG_VALUE_0": "/dev/null",
 }  # fmt: skip
 """Variables that leave out settings of the user and the machine. `core.autocrlf` would change the files of a commit."""
+NO_INPUTS = [f"--exclude={name}" for name in ("__pycache__", ".DS_Store", "*~", ".*.sw?")]
+"""Options that leave out files that programs write beside the files of a project."""
 MOST_BYTES = 1 << 20
 """Maximum size in bytes of a file of a repository that imagebuild itself reads."""
 
@@ -104,11 +106,23 @@ def check_out(top: Path, commit: str, folder: Path, run: RunProgram = run_progra
             check_out(top / path, revision, folder / path, run, within)
 
 
-def is_changed(top: Path, run: RunProgram = run_program) -> bool:
-    """Return whether a tracked file differs from the commit, also in a submodule."""
+def is_changed(top: Path, inputs: Collection[Path] = (), run: RunProgram = run_program) -> bool:
+    """Return whether a tracked file differs from the commit, or a file of `inputs` is not tracked, also in a submodule.
+    `inputs` are resolved files and folders. Neither flags in the index nor rules of .gitignore hide a change."""
+    named = {str(max(path, top)) for path in inputs if path.is_relative_to(top) or top.is_relative_to(path)}
     with opened(top, run) as git:
         if git("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty"):
             return True
-        entries = git("ls-files", "--stage", "-z").split("\0") if (top / ".gitmodules").exists() else []
-    modules = [top / entry.partition("\t")[2] for entry in entries if entry.startswith("160000 ")]
-    return any(is_changed(module, run) for module in modules if os.path.lexists(module / ".git"))
+        literal = {"GIT_LITERAL_PATHSPECS": "1"}
+        if named and git("ls-files", "--others", *NO_INPUTS, "--", *sorted(named), env=literal):
+            return True
+        entries = [entry.partition("\t") for entry in git("ls-files", "--stage", "-v", "-z").split("\0") if entry]
+    # With another letter than H, git does not look at the file.
+    if any(facts[0] != "H" and os.path.lexists(top / path) for facts, _, path in entries):
+        return True
+    modules = [top / path for facts, _, path in entries if facts[2:].startswith("160000 ")]
+    return any(
+        is_changed(module, inputs, run) if os.path.lexists(module / ".git") else any(module.iterdir())
+        for module in modules
+        if module.is_dir()
+    )

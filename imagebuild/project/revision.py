@@ -9,7 +9,10 @@ from pathlib import Path
 from imagebuild.core import git
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import RunProgram, run_program
-from imagebuild.project.load import MATRIX
+from imagebuild.project.load import LOCK, MATRIX
+
+DOCKERFILES = "dockerfiles"
+"""Name of the folder of a project with the inputs of builds."""
 
 
 @contextmanager
@@ -78,11 +81,10 @@ def current_revision(folder: Path, run: RunProgram = run_program) -> str | None:
         with git.opened(top, run) as read:
             commit = read("rev-parse", "HEAD").strip()
             tracked = read("ls-files", "--", MATRIX, folder=folder)
-            others = ("ls-files", "--others", "--exclude-standard", "--", MATRIX, "dockerfiles")
-            untracked = read(*others, folder=folder)
-        changed = git.is_changed(top, run)
+            others = ("ls-files", "--others", "--exclude-standard", "--", MATRIX, DOCKERFILES)
+            if not (tracked or read(*others, folder=folder)):
+                return None
+        inputs = [(folder / name).resolve() for name in (MATRIX, LOCK, DOCKERFILES)]
+        return f"{commit}-dirty" if git.is_changed(top, inputs, run) else commit
     except (CommandError, ConfigError):
         return None
-    if not (tracked or untracked):
-        return None
-    return f"{commit}-dirty" if changed or untracked else commit

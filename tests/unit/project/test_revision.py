@@ -1,6 +1,9 @@
 """The commit of a project."""
 
+import os
 from pathlib import Path
+from subprocess import check_call
+from typing import Any
 
 import pytest
 
@@ -35,6 +38,15 @@ def test_a_commit_and_changes_of_it(project: Path) -> None:
     assert current_revision(project) == f"{commit}-dirty"
     (project / ".git").rename(project / "gone")
     assert current_revision(project) is None
+
+
+@pytest.mark.parametrize("case", CASES["hidden-changes"], ids=lambda case: case["name"])
+def test_no_file_that_is_built_is_hidden_from_the_commit(case: dict[str, Any], project: Path) -> None:
+    programs = {"PATH": os.environ["PATH"], "GIT_CONFIG_GLOBAL": os.devnull}
+    people = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    check_call(["bash", "-euc", case["run"]], cwd=project, env={**programs, **people})
+    commit = git(project, "rev-parse", "HEAD")
+    assert current_revision(project) == (commit if case.get("clean") else f"{commit}-dirty")
 
 
 @pytest.mark.parametrize(("remote", "source"), CASES["the-source-is-where-people-find-it-and-no-secret"])
