@@ -183,7 +183,8 @@ mountinfo=/proc/self/mountinfo
 sed -n "s/^[^ ]* [^ ]* [^ ]* \([^ ]*\) \([^ ]*\) .*/\1$tab\2/; s/\\\\040/ /g; s/\\\\134/\\\\/g; p" "$mountinfo" 2> /dev/null | say mount
 echo "$root" | say root
 # The component of each folder with libraries, in images of imagebuild
-sed 'N; s/^# *\(.*\)\n\(.*\)/\2\t\1/' "$root/etc/ld.so.conf.d/imagebuild.conf" 2> /dev/null | say component
+configuration=$root$(resolve /etc/ld.so.conf.d/imagebuild.conf)
+[ ! -f "$configuration" ] || sed 'N; s/^# *\(.*\)\n\(.*\)/\2\t\1/' -- "$configuration" 2> /dev/null | say component
 uname -m | say machine
 cat /sys/module/mlx5_core/version 2> /dev/null | say ofed
 sed -n 's/^NVRM version:.*  \([0-9][0-9.]*\) .*/\1/p' /proc/driver/nvidia/version 2> /dev/null | say driver
@@ -202,18 +203,21 @@ if [ -s "$scratch/files" ]; then
   }
   each_file build_id_of | say build
   sum_of() { # LINE PATH PROGRAM
-    if [ -r "$2" ] && sum=$("$3" < "$2"); then printf '%s  %s\n' "${sum%% *}" "$1"; fi
+    if [ -f "$2" ] && [ -r "$2" ] && sum=$("$3" < "$2"); then printf '%s  %s\n' "${sum%% *}" "$1"; fi
   }
   # Packages list libraries below /lib as well as below /usr/lib.
   sed "s|^$root/|/|; p; s|^/usr/lib|/lib|" "$scratch/files" | sort -u > "$scratch/names"
-  grep -xF -f "$scratch/names" -- "$root"/var/lib/dpkg/info/*.list 2> /dev/null > "$scratch/owners"
-  sed 's|.*/info/||; s|\.list:|\t|' "$scratch/owners" | say owner
-  sed 's|.*/info/||; s|\.list:.*||' "$scratch/owners" | sort -u | while read -r package; do
-    dpkg-query --admindir="$root/var/lib/dpkg" -W -f '${Package}\t${Version}\n' "$package" 2> /dev/null | sed "s|^|$package\t|"
-    sed 's|^/||' "$scratch/names" | grep -Ff - -- "$root/var/lib/dpkg/info/$package.md5sums" | say md5
+  packages=$root$(resolve /var/lib/dpkg)
+  # The files of a container can have any name and be of any kind. Only names of packages may become words of commands.
+  grep -D skip -HxF -f "$scratch/names" -- "$packages"/info/*.list 2> /dev/null \
+    | sed -nE 's|.*/info/([a-z0-9][a-z0-9.+-]*(:[a-z0-9-]+)?)\.list:(/.*)|\1\t\3|p' > "$scratch/owners"
+  say owner < "$scratch/owners"
+  cut -f1 "$scratch/owners" | sort -u | while read -r package; do
+    [ ! -f "$packages/status" ] || dpkg-query --admindir="$packages" -W -f '${Package}\t${Version}\n' "$package" 2> /dev/null | sed "s|^|$package\t|"
+    sed 's|^/||' "$scratch/names" | grep -D skip -Ff - -- "$packages/info/$package.md5sums" 2> /dev/null | say md5
   done | sed "/^imagebuild-loaded:/!s/^/imagebuild-loaded:$instance${tab}package$tab/"
   if [ -s "$scratch/owners" ]; then
-    sed "s|.*\.list:|$root|" "$scratch/owners" | sort -u | while read -r path; do sum_of "$path" "$path" md5sum; done | say sum
+    cut -f2 "$scratch/owners" | sed "s|^|$root|" | sort -u | while read -r path; do sum_of "$path" "$path" md5sum; done | say sum
   fi
   if command -v rpm > /dev/null 2>&1; then
     owner_of() {
@@ -231,7 +235,7 @@ if [ -s "$scratch/files" ]; then
     site=$(printf '%s\n' "$line" | escaped) lib=$(printf '%s\n' "${line%/*/*}" | escaped)
     # shellcheck disable=SC2062
     sed -n "s|^$site/||p; s|^$lib/|../../../lib/|p" "$scratch/files" \
-      | (cd "$(raw "$line")" && grep -H -F -f - -- *.dist-info/RECORD) 2> /dev/null | sed "s|^|$site/|" | say record
+      | (cd "$(raw "$line")" && grep -D skip -HFf - -- *.dist-info/RECORD) 2> /dev/null | sed "s|^|$site/|" | say record
   done
   # SHA-256 of a large library takes seconds; its size and version are compared instead.
   small_sum_of() {

@@ -228,7 +228,7 @@ def test_an_image_names_the_component_of_a_library(tmp_path: Path, monkeypatch: 
     put(tmp_path / "nccl" / "libnccl.so.2", library("NCCL version 2.28.9+cuda13.0"))
     put(tmp_path / "nccl-old" / "libnccl-net.so", library("ncclNetPlugin_v10"))
     put(tmp_path / "conf", f"# cuda\n/usr/local/cuda/lib\n# nccl-git\n{tmp_path}/nccl\n".encode())
-    script = shell_script("loaded").replace("$root/etc/ld.so.conf.d/imagebuild.conf", f"{tmp_path}/conf")
+    script = shell_script("loaded").replace("$root$(resolve /etc/ld.so.conf.d/imagebuild.conf)", f"{tmp_path}/conf")
     monkeypatch.setattr("imagebuild.verify.loaded.shell_script", lambda _: script)
     files = [f"{tmp_path}/nccl/libnccl.so.2", f"{tmp_path}/nccl-old/libnccl-net.so"]
     (process,) = look("exec:env", [sys.executable, "-c", VICTIM, "0", *files], ()).processes
@@ -236,6 +236,27 @@ def test_an_image_names_the_component_of_a_library(tmp_path: Path, monkeypatch: 
     names = {fault.text.partition(":")[0] for fault in process.faults if fault.kind == "advisory"}
     assert "nccl-2.29.2-p2p-collective-crash" in names
     assert not any("arm64" in name for name in names)
+
+
+@pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="needs dpkg")
+def test_names_of_files_in_a_container_are_no_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evil = "--showformat=x|;1e touch planted #"
+    path = tmp_path / "info" / evil / "libnccl.so.2"
+    put(path, library("NCCL version 2.28.9+cuda13.0"))
+    put(tmp_path / "dpkg" / "status", b"Package: good\nStatus: install ok installed\nVersion: 1-2\nArchitecture: all\n")
+    for name in (evil, "good"):
+        put(tmp_path / "dpkg" / "info" / f"{name}.list", f"{path}\n".encode())
+    for name in ("dpkg/info/fifo.list", "dpkg/info/good.md5sums", "conf"):
+        os.mkfifo(tmp_path / name)
+    script = shell_script("loaded")
+    for place, planted in {"/var/lib/dpkg": "dpkg", "/etc/ld.so.conf.d/imagebuild.conf": "conf"}.items():
+        assert f"$root$(resolve {place})" in script
+        script = script.replace(f"$root$(resolve {place})", f"{tmp_path}/{planted}")
+    monkeypatch.setattr("imagebuild.verify.loaded.shell_script", lambda _: script)
+    monkeypatch.chdir(tmp_path)
+    (process,) = look("exec:env", [sys.executable, "-c", VICTIM, "0", str(path)], ()).processes
+    assert [lib.origin for lib in process.libraries] == ["package good 1-2"]
+    assert not (tmp_path / "planted").exists()
 
 
 def test_ranks_that_a_launcher_starts_on_several_hosts(tmp_path: Path) -> None:
