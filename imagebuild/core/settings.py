@@ -93,7 +93,8 @@ def settings_path(environ: Mapping[str, str]) -> Path:
     """Return the path of the configuration: $IMAGEBUILD_CONFIG, or a file in $XDG_CONFIG_HOME or ~/.config."""
     if path := environ.get("IMAGEBUILD_CONFIG"):
         return Path(path)
-    return _expanded(environ.get("XDG_CONFIG_HOME") or "~/.config") / "imagebuild" / "config.yaml"
+    named = Path(environ.get("XDG_CONFIG_HOME", ""))  # a relative one could be a folder of a project
+    return (named if named.is_absolute() else _expanded("~/.config")) / "imagebuild" / "config.yaml"
 
 
 def load_settings(environ: Mapping[str, str]) -> Settings:

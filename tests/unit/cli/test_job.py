@@ -10,6 +10,7 @@ import pytest
 from imagebuild.cli import job as module
 from imagebuild.cli.job import project_plan
 from imagebuild.cli.options import ProjectFiles
+from tests import catalog_samples
 from tests.conftest import ROOT, data
 from tests.unit.conftest import Call
 
@@ -51,6 +52,19 @@ def test_a_plan_in_a_file_is_as_good_as_the_project(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "plan.json").read_bytes())))
     _, *of_stream = command(*words, "--plan", "-")
     assert [text.splitlines()[1:] for text in of_stream] == of_project
+
+
+@pytest.mark.parametrize(("verified_by", "is_noted"), [(None, True), ("release.pub", False), ("", False)])
+def test_nobody_knows_who_verified_the_images_of_a_catalogue_without_a_signer(
+    verified_by: str | None, is_noted: bool, tmp_path: Path, command: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    sample = catalog_samples.catalog(20)
+    images = [image.model_copy(update={"verified_by": verified_by}) for image in sample.images]
+    file = tmp_path / "images.json"
+    file.write_text(sample.model_copy(update={"images": tuple(images)}).model_dump_json())
+    said = command("choose", "--profile", "h100", "--catalog", file)[2]
+    assert ("nobody knows who says that checks passed" in " ".join(said.split())) == is_noted
 
 
 @pytest.mark.parametrize(("options", "is_read"), CASES["the-plan-is-made-only-for-images-that-it-can-name"])

@@ -58,7 +58,7 @@ def test_without_a_file_there_are_defaults(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     monkeypatch.chdir(tmp_path)
     Files(tmp_path).write("~/.config/imagebuild/config.yaml", "insecure-registries: [planted]\n")
-    assert load_settings({}) == Settings()
+    assert load_settings({}) == load_settings({"XDG_CONFIG_HOME": "./~/.config"}) == Settings()
     settings.configured_index()
 
 
