@@ -76,14 +76,14 @@ def freshness(
 
     workspace, trust = project.open(options.PlanChanges().parse(registry)), signers.trusted()
     newer = [scan.value for scan in read_evidence([scans]).of_type(ScanResult)] if scans else []
-    url, web = f"{archive.rstrip('/')}/dists/{suite}/", network_upstream(ca).web
+    signed, web = (f"{archive.rstrip('/')}/dists/{suite}/", read_bytes(keyring)), network_upstream(ca).web
     bases = workspace.project.matrix.model.bases
     releases = {name for name, base in bases.items() if base.release and base.release == suite.partition("-")[0]}
     targets = [t for t in select_targets(workspace.plan, select) if t.axes.get("os") in releases]
     if not targets:
         remedy = "select other targets, or name another suite"
         raise NothingSelected(f"--suite {suite}: no selected target uses this release; {remedy}")
-    read = partial(read_suite, run_program, web, (url, read_bytes(keyring)))
+    read = partial(read_suite, run_program, web, signed)
     connect = cache(connect_registry)
     result = security_updates(targets, connect, lambda arch, names: read(arch, names).versions, newer, trust)
     stale = bool(result.rebuild) or any(image.problem for image in result.images)

@@ -70,7 +70,7 @@ def first_builder(tiny: Files, downloads: Server, tmp_path: Path, monkeypatch: p
     serve(downloads, "test -f licence || { echo 'no licence is accepted'; exit 7; }; export PATH=$PWD/bin")
     url = at(downloads, "host/x.tar")
     unpacked = "unpacked: {prefix: /opt/x, script: '. ./x-init.sh', needs: [lib/libx.so]}"
-    tiny.component("library", f"{LIBRARY}archive: {url}\n{unpacked}\n", build="FROM x AS library\n")
+    tiny.component("library", f"{LIBRARY}archive: {url}\n{unpacked}\n", build="FROM scratch AS library\n")
     tiny.lock(LOCK)
     step = {"digest": "a", "name": STEP, "inputs": ["b"], "started": "2026-01-01T00:00:00Z"}
     ended = {**step, "completed": "2026-01-01T00:00:01Z", "error": "process did not complete: exit code: 77"}

@@ -21,7 +21,7 @@ from tests.unit.conftest import Call
 def test_a_build_says_what_is_adapted_before_it_begins(call: Call, tiny: Files) -> None:
     url = "https://example.org/a.tar"
     unpacked = "unpacked: {prefix: /opt/x, script: ':', left-out: [OLD_*]}"
-    tiny.component("library", f"{LIBRARY}archive: {url}\n{unpacked}\n", build="FROM x AS library\n")
+    tiny.component("library", f"{LIBRARY}archive: {url}\n{unpacked}\n", build="FROM scratch AS library\n")
     facts = {"environment": {"OLD_PATH": "/bin", "PATH": "/opt/x/bin"}, "absent": ["bin"]}
     tiny.lock({**LOCK, "archives": {url: {"sha256": "a" * 64, "facts": facts}}})
     status, out, err = call("build", "tiny-cuda12.9*", "--stage", "gone")

@@ -39,13 +39,13 @@ def files(tiny: Files, downloads: Server, project_git: Path) -> Files:
     )
     tiny.component("tool", f"{LIBRARY}requires: [library]\narchive: {at(downloads, 'host/b.tar')}\n")
     tiny.component(
-        "git-tool", f"{LIBRARY}git: {project_git.as_uri()}\ntag: v{{version}}\n", build="FROM x AS git-tool\n"
+        "git-tool", f"{LIBRARY}git: {project_git.as_uri()}\ntag: v{{version}}\n", build="FROM scratch AS git-tool\n"
     )
     tiny.replace("matrix.yaml", 'library: "1.2"', 'library: "2.9.9" # the library\n  git-tool: "3.4" # and this')
     tiny.replace("matrix.yaml", "[tool, library]", "[tool, library, git-tool]")
     tiny.lock({"images": {"debian:13-slim": {"digest": f"sha256:{'a' * 64}"}}})
     for name in ("library", "tool"):
-        tiny.write(f"dockerfiles/components/{name}/build.j2", f"FROM x AS {name}\n")
+        tiny.write(f"dockerfiles/components/{name}/build.j2", f"FROM scratch AS {name}\n")
     return tiny
 
 

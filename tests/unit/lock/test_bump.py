@@ -70,7 +70,9 @@ def test_known_faults_of_versions(project: Project, newest: str, changes: object
 def files(tiny: Files) -> Files:
     tiny.component("library", f"{LIBRARY}{REPOSITORY}packages: {{runtime: ['lib={{version}}-1+{{build}}']}}\n"
                    "facts: [{when: {version: '<3'}, values: {build: cuda13}}]\n")  # fmt: skip
-    tiny.component("tool", f"{LIBRARY}requires: [library]\ngit: {GIT}\ntag: v{{version}}\n", build="FROM x AS tool\n")
+    tiny.component(
+        "tool", f"{LIBRARY}requires: [library]\ngit: {GIT}\ntag: v{{version}}\n", build="FROM scratch AS tool\n"
+    )
     return tiny
 
 
@@ -104,7 +106,7 @@ def test_a_version_that_the_component_does_not_know_how_to_install(files: Files)
 
 def test_a_version_that_is_not_everywhere_yet(files: Files) -> None:
     files.component(
-        "library-wheel", f"{LIBRARY}pin: library\nwheels: ['lib-wheel=={{version}}']\n", build="FROM x AS y\n"
+        "library-wheel", f"{LIBRARY}pin: library\nwheels: ['lib-wheel=={{version}}']\n", build="FROM scratch AS y\n"
     )
     files.replace("matrix.yaml", "[tool, library]", "[tool, library, library-wheel]")
     fake = upstream("1.3-1+cuda13", "1.4-1+cuda13")

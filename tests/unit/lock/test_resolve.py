@@ -69,7 +69,7 @@ def archives(tiny: Files) -> Files:
     tiny.component(
         "library", f"{LIBRARY}archive: https://one\n{repository}packages: {{runtime: [aa], devel: ['bb=2']}}\n"
     )
-    tiny.component("tool", f"{LIBRARY}archive: https://two\n", build="FROM x AS tool\n")
+    tiny.component("tool", f"{LIBRARY}archive: https://two\n", build="FROM scratch AS tool\n")
     return tiny
 
 
@@ -202,7 +202,7 @@ def test_versions_of_packages_stay_until_they_are_renewed(archives: Files) -> No
 def test_what_is_known_of_a_source_is_shown(tiny: Files) -> None:
     url = "https://example.org/a.tar"
     unpacked = "unpacked: {prefix: /opt/x, script: ':', left-out: [OLD_*]}"
-    tiny.component("library", f"{LIBRARY}archive: {url}\n{unpacked}\n", build="FROM x AS library\n")
+    tiny.component("library", f"{LIBRARY}archive: {url}\n{unpacked}\n", build="FROM scratch AS library\n")
     archive = LockedArchive(sha256=A, facts=TreeFacts(environment={"OLD_PATH": "/bin", "PATH": "/opt/x/bin"}))
     assert job(tiny).complete(Fake(answers={("archives", url): archive}), whole=True) == []
     assert "    environment:\n      OLD_PATH: /bin\n" in job(tiny).shown(["library"])
@@ -308,7 +308,7 @@ def test_without_upstream_only_what_the_lock_says(archives: Files) -> None:
 )
 def test_packages_of_the_distribution_are_checked(tiny: Files, lacking: Any, state: str, status: int) -> None:
     """The lock keeps nothing about them. An archive that does not answer is named."""
-    tiny.component("tool", f"{LIBRARY}packages: {{runtime: [xx, yy=1]}}\n", build="FROM x AS tool\n")
+    tiny.component("tool", f"{LIBRARY}packages: {{runtime: [xx, yy=1]}}\n", build="FROM scratch AS tool\n")
     image = LockedImage(digest=f"sha256:{A}", platforms={"linux/amd64": f"sha256:{B}"})
     known = tiny.load().lock.images["debian:13-slim"].digest
     upstream = Fake(answers={GIT: "b" * 40, IMAGE: image}, lacking={"debian13": lacking}, digests=frozenset([known]))
