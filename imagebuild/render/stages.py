@@ -26,6 +26,10 @@ CONTEXT = re.compile(
 """Instructions that read the build context."""
 UNCLEAR = re.compile(r"""["'\\\x1c-\x1f]|\b(?!from=)(?i:from)=|\bfrom=\S*\bfrom=|\bfrom=\d+(?=[,\s]|$)""")
 """Flags that BuildKit reads differently from `SOURCE`: keys would not cover the stage that they name."""
+CONTINUED = re.compile(r"(?:^|(?<=[^\\]))\\[ \t]*$")
+"""Matches the end of a line that goes on in the next one, as BuildKit does: two backslashes do not continue a line."""
+VARIABLE = re.compile(r"(?:TARGET|BUILD)(?:ARCH|OS|PLATFORM|VARIANT)\b")
+"""Matches the names of variables to which BuildKit gives a value for each platform."""
 INSTEAD_OF_FROM = "remove it; choose a base with --base-image, and compile in a component (docs/tutorial.md, section 5)"
 HEREDOC = re.compile(r"""(?:^|(?<=\s))\d*<<(-?)(["']?)([^\s<"']+)\2(?=\s|$)""")
 
@@ -115,9 +119,11 @@ def first_mistake(text: str) -> tuple[str, str]:
             if not re.fullmatch(r"[A-Za-z_][\w.-]*", end) or end.upper() in CONFIGURATION:
                 return line, f"the delimiter {end!r} of a heredoc must be a word that is no instruction, such as EOF"
     if blocks and not blocks[-1].whole:
-        word, rest, _ = blocks[-1].instructions[-1]
+        word, rest, _ = (blocks[-1].instructions or (("FROM", blocks[-1].start, ()),))[-1]
         line = rest.partition("\n")[0]
-        return line, f"the heredoc of `{word} {line}` has no end; write its delimiter on a line of its own"
+        heredoc = f"the heredoc of `{word} {line}` has no end; write its delimiter on a line of its own"
+        backslash = f"{word} {line}: ends with a backslash, but no line follows; remove the backslash"
+        return line, heredoc if "<<" in line else backslash
     return "", ""
 
 
@@ -127,17 +133,20 @@ def check_stages(text: str, where: str, base: str) -> None:
     one. `where` is its template and line."""
     if re.match(r"\ufeff?\s*(#!|(#|//)\s*\w+\s*=|\{)", text):
         raise ConfigError(f"{where}: the first line is a parser directive, such as syntax=; begin with another comment")
+    if re.search(rf"\b{VARIABLE.pattern}\s*=", BLOCK.split(f"\n{text}")[0]):
+        raise ConfigError(f"{where}: sets a variable of BuildKit before the first FROM; remove it")
     names = [block.name for block in _blocks(text)]
     for number, block in enumerate(_blocks(text)):
         if block.name and block.name in names[:number]:
             raise ConfigError(f"{where}: two stages are named {block.name}; rename one")
-        if later := {*names[number:]}.intersection(block.sources):
+        if later := {*names[number:]}.intersection((block.start.lower(), *block.sources)):
             raise ConfigError(f"{where}: {block.name} uses the later stage {min(later)}; add it to `build-requires`")
     known = {"", "scratch", base, *names}
-    for block in _blocks(text):
+    for number, block in enumerate(_blocks(text)):
         for image in (block.start, *block.sources):
-            stage = re.sub(r"\$(\w+|\{\w+\})", "*", image.lower())
-            if not {image, stage} & known and "@sha256:" not in image and not fnmatch.filter(names, stage):
+            stage = re.sub(rf"\$(?:{VARIABLE.pattern}|\{{{VARIABLE.pattern}\}})", "*", image).lower()
+            is_known = not known.isdisjoint((image, image.lower())) or fnmatch.filter(names[:number], stage)
+            if not is_known and "@sha256:" not in image:
                 raise ConfigError(
                     f"{where}: {block.name} uses the image {image}, which is not pinned; add its digest "
                     f"(@sha256:…), or name it in `images` of a component and write {{{{ images.NAME }}}} instead"
@@ -178,13 +187,15 @@ def _block(text: str) -> _Block:
     instructions, lines, whole = [], iter(text.split("\n")), True
     platform, start, name = "", "", ""
     for line in lines:
-        head = line.strip()
+        head = line.lstrip()
         if not head or head.startswith("#"):
             continue
-        while head.rstrip().endswith("\\"):
-            following = next((more for more in lines if more.strip() and not more.lstrip().startswith("#")), "")
-            head = head.rstrip()[:-1] + following
-        instruction = head
+        while CONTINUED.search(head):
+            following = next((more for more in lines if more.strip() and not more.lstrip().startswith("#")), None)
+            head, whole = CONTINUED.sub("", head) + (following or ""), following is not None
+        instruction = head = head.rstrip()
+        if not head:
+            continue
         # The regular expression is slow, and few lines have a heredoc.
         for dash, _, end in HEREDOC.findall(head) if "<<" in head else ():
             whole = False

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from imagebuild.render.stages import needed_stages, stages_of
+from imagebuild.core.errors import ConfigError
+from imagebuild.render.stages import check_stages, first_mistake, needed_stages, stages_of
 from tests.conftest import ROOT, data
 
 TEXT = (ROOT / "tests/data/stages.Dockerfile").read_text()
@@ -67,3 +68,13 @@ def test_what_a_stage_needs() -> None:
 def test_heredocs_end_where_buildkit_ends_them() -> None:
     text = "FROM x\nRUN <<'A' cat; cat <<-B\nFROM y \\\nA\n\t1\n\tB\nCOPY <<EOF /f\n$X\nEOF\nRUN cat <<< EOF\nFROM z\n"
     assert [len(stage.steps) for stage in stages_of(text, "linux/amd64").values()] == [3, 0]
+
+
+def test_lines_continue_where_buildkit_continues_them() -> None:
+    text = "FROM x AS a\nRUN 1 \\\n\n# c\nFROM a AS b\nRUN 2\\\\\nRUN 3 \\ \t\n 4\nFROM z\nCOPY --from=a / /\n"
+    assert [*stages_of(text, "linux/amd64")] == ["a", "stage-1"]
+    first, changed = (stages_of(text.replace("RUN 2", run), "linux/amd64")["stage-1"] for run in ("RUN 2", "RUN evil"))
+    assert first.key != changed.key
+    assert first_mistake("FROM x \\\n")[1].startswith("FROM x: ends with a backslash")
+    with pytest.raises(ConfigError, match="sets a variable of BuildKit"):
+        check_stages("ARG TARGETARCH=evil\nFROM x", "Dockerfile.j2:1", "x")
