@@ -228,8 +228,9 @@ def bake_file(run: BuildRun) -> dict[str, Any]:
     entries: dict[str, dict[str, Any]] = {}
     fetched: set[Path] = set()
     for target in request.targets:
-        # Docker's own media types have no zstd: containerd cannot unpack such layers, which the cache can contain.
-        output = "type=cacheonly" if request.output != "load" or request.stage else "type=docker,oci-mediatypes=true"
+        # The cache can contain zstd layers, which containerd cannot unpack with Docker's media types.
+        loaded = "type=docker,compression=gzip,force-compression=true"
+        output = loaded if request.output == "load" and not request.stage else "type=cacheonly"
         # To push an image, BuildKit first writes an OCI layout: buildx's driver `docker` cannot push by digest, and
         # rewrites timestamps only in layouts.
         if layout := run.layout_folder(target):
