@@ -36,9 +36,9 @@ unit: $(VENV)/installed-dev ## three processes for two cores, because tests ofte
 browser: $(VENV)/installed-browser ## test the HTML pages in the distribution's Chromium
 	$(VENV)/bin/pytest -m browser -v -n 2 --dist worksteal tests
 
-docker: $(VENV)/installed-dev ## test with a real engine, registry and sshd; two processes, because tests often wait for the engine
+docker: $(VENV)/installed-dev ## test with a real engine, registry and sshd; three processes, because tests often wait for the engine
 	$(IMAGEBUILD) engine up
-	$(VENV)/bin/pytest -m docker -v -n 2 --dist loadfile --no-loadscope-reorder --durations=20 tests/docker
+	$(VENV)/bin/pytest -m docker -v -n 3 --dist loadfile --no-loadscope-reorder --durations=20 tests/docker
 
 reproducible-proof: $(VENV)/installed-dev ## compare the digests of two builds of quickstart from nothing, and of two engines
 	$(VENV)/bin/pytest -m docker -v --proof tests/docker/test_reproducible.py
