@@ -247,8 +247,8 @@ def run(cluster: Slurm, programs: Path, folder: Path, behaviour: str, *options: 
     made = text(shlex.join([*shlex.split(line), "--param", "interface=lo", "--param", "name=it", *options]))
     # A job of one minute has 30 s for measuring; shorten them to 10 s.
     script.write_text(made.replace("\ndeadline=30\n", "\ndeadline=10\n"))
-    # The nodes share a machine and its name, so Open MPI would use shared memory between them. Its TCP crashed in two of
-    # thirty runs, perhaps because two ranks connected to each other at once; with linear collectives they do not.
+    # The nodes share a machine and its name, so Open MPI would use shared memory between them. Its TCP crashed in one of
+    # 16 runs, perhaps because two ranks connected to each other at once; with linear collectives they do not.
     env = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "lo", "OMPI_MCA_coll": "^tuned"}
     env |= {"PATH": f"{path}:{programs}:{cluster.environ['PATH']}", "IMAGEBUILD_PROFILES": str(ROOT / "profiles")}
     submitted = sbatch(cluster, folder, "--parsable", script, **env)
