@@ -8,7 +8,7 @@ from imagebuild.core.errors import Mistakes, nearest, suggestion
 from imagebuild.core.fields import OPERATORS, Arch, Condition, Loc, YamlFile, major
 from imagebuild.core.yaml import foreign
 from imagebuild.project.component import Variant
-from imagebuild.project.matrix import FIELD
+from imagebuild.project.matrix import FIELD, package_name
 from imagebuild.project.project import Project
 
 Reference = tuple[YamlFile[Any], Loc, str, str, Collection[str]]
@@ -58,6 +58,8 @@ def check_names(project: Project, images: Collection[str], mistakes: Mistakes, *
                 mistakes.add(where, f"images.{name}.components: {component} is only a tool for build stages; remove it")
             elif component in project.components and (axis := project.components[component].model.version_axis):
                 axes.setdefault(axis, f"VERSION of {component}")
+        for package, problem in _package_mistakes(project, name):
+            mistakes.add(at("images", name, "python", package), f"images.{name}.python.{package}: {problem}")
         usual = {*axes, "cuda", "gpu"}
         for axis in image.axes.keys() - usual:
             if near := nearest(axis, usual, likeness=0.7):
@@ -80,6 +82,21 @@ def check_names(project: Project, images: Collection[str], mistakes: Mistakes, *
             mistakes.add(at("versions"), f"versions: {problem}")
         elif name in changes.with_:
             mistakes.add(f"--with {name}", f"has no version; add `--set {pin}=VERSION`, or `{pin}` to `versions`")
+
+
+def _package_mistakes(project: Project, image: str) -> Iterator[tuple[str, str]]:
+    """Yield the Python packages that an image states twice, or that its components bring, with the problem."""
+    entry = project.matrix.model.images[image]
+    components = {name: project.components[name].model for name in entry.components if name in project.components}
+    brought = {
+        package_name(requirement.partition("=")[0]): f"the component {name} brings this package; remove it here"
+        for name, component in components.items()
+        for requirement in component.python
+    }
+    for package in entry.python:
+        if problem := brought.get(package_name(package)):
+            yield package, problem
+        brought[package_name(package)] = f"is the same package as {package}; use one name"
 
 
 def _instead_of(project: Project, name: str, known: Collection[str]) -> str:

@@ -9,7 +9,7 @@ from imagebuild.project.matrix import FIELD
 from imagebuild.project.plan import Target
 from imagebuild.project.project import Project
 
-SHOWN = ("platforms", "build-on", "size-limit-mb", "user", "cmd", "packages", "waivers", "append")
+SHOWN = ("description", "platforms", "build-on", "size-limit-mb", "user", "cmd", "waivers", "append")
 """Keys of an image that are shown as they are."""
 
 Row = tuple[str, str, str]
@@ -38,9 +38,12 @@ def explain(project: Project, target: Target) -> Iterator[Row]:
     yield "components", f"{len(image.components)} listed", _place(project, name, "components")
     for component in changes.without:
         yield f"component: {component}", "removed", "--without"
-    for key in ("build-with", "env", "labels"):
+    for key in ("build-with", "env", "labels", "python"):
         for inner, value in getattr(image, key.replace("-", "_")).items():
             yield f"{key}: {inner}", value, _place(project, name, key, inner)
+    for kind, packages in image.packages.model_dump(by_alias=True, exclude_unset=True).items():
+        for package in packages:
+            yield f"packages: {kind}", package, _place(project, name, "packages", kind, package=package)
     written = image.model_dump(by_alias=True, exclude_unset=True, mode="json")
     for key in (key for key in SHOWN if written.get(key)):
         value, origin = written[key], _place(project, name, key)
@@ -49,29 +52,28 @@ def explain(project: Project, target: Target) -> Iterator[Row]:
                 f"{len(value.splitlines())} lines",
                 f"--append {changes.append}" if changes.append else origin,
             )
-        elif key == "packages":
-            value = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in value.items() if names)
         elif isinstance(value, list):
             value = ", ".join(item if isinstance(item, str) else f"{item['rule']} {item['subject']}" for item in value)
         elif isinstance(value, dict):
-            value = value.get(target.axes["variant"], value)
+            variant = target.axes["variant"]
+            value, origin = value.get(variant, value), _place(project, name, key, variant)
         yield key, str(value), origin
     for key, word in ("tags", "tag"), ("aliases", "alias"):
         yield from ((word, tag, _place(project, name, key)) for tag in getattr(target, key))
 
 
-def _place(project: Project, image: str, *key: str) -> str:
-    """Return the place of a key of an image: in the image, or in the image that it starts from."""
+def _place(project: Project, image: str, *key: str, package: str = "") -> str:
+    """Return the place of a key of an image: in the image, or in the image that it starts from. `package`: an item of
+    the list at this key, to which images add."""
     place: Loc = ("images", image, *key)
-    entry = project.matrix.model.images[image]
-    if place in project.matrix.lines or not project.matrix.lines:
+    source = project.matrix.model.images[image].from_ or image
+    is_own = source != image and source in project.matrix.model.images
+    owner = project if is_own else project.base
+    start = owner.matrix.model.images.get(source) if owner else None
+    inherits = package and start and package in getattr(start.packages, key[-1].replace("-", "_"))
+    if not inherits and (place in project.matrix.lines or not project.matrix.lines):
         return project.matrix.at(*place)
-    source = entry.from_ or image
-    if source != image and source in project.matrix.model.images:
-        return _place(project, source, *key)
-    if project.base and source in project.base.matrix.model.images:
-        return _place(project.base, source, *key)
-    return "default"
+    return _place(owner, source, *key, package=package) if owner and start else "default"
 
 
 def _version_place(project: Project, component: str, facts: dict[str, str]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from imagebuild.core import fields
@@ -151,6 +153,22 @@ PythonPackage = Annotated[
 ]
 
 
+def _python_version(text: str) -> str:
+    try:
+        Version(text)
+    except InvalidVersion:
+        raise ValueError("must be the version of a Python package, such as 2.9.0") from None
+    return text
+
+
+def package_name(package: str) -> str:
+    """Return the name of a Python package without extras, in the form in which equal names are equal."""
+    return canonicalize_name(package.partition("[")[0])
+
+
+PythonVersion = Annotated[fields.VersionText, AfterValidator(_python_version)]
+
+
 class ImagePackages(fields.Model):
     """Packages of an image in addition to those of its components."""
 
@@ -209,7 +227,7 @@ class Image(fields.Model):
     """Findings of the image checks that are accepted for this image."""
     packages: ImagePackages = ImagePackages()
     """Packages that do not belong to a component."""
-    python: dict[PythonPackage, fields.VersionText] = Field(default_factory=dict)
+    python: dict[PythonPackage, PythonVersion] = Field(default_factory=dict)
     """Maps packages of the Python package index to their versions. The image gets these packages and the packages that
     they need, in the folder `/opt/venv`. The lock contains their hashes. Packages whose files a component brings, such
     as NCCL, are not installed a second time."""

@@ -31,10 +31,9 @@ def line(text: str) -> int:
 
 
 def test_each_value_names_its_origin(origins: dict[str, tuple[str, str]]) -> None:
-    assert {name: origins[name] for name in ("axis: cuda", "env: TEAM", "packages", "base", "component: gdrcopy")} == {
+    assert {name: origins[name] for name in ("axis: cuda", "env: TEAM", "base", "component: gdrcopy")} == {
         "axis: cuda": ("13.5", "matrix.yaml:7"),
         "env: TEAM": ("net", "matrix.yaml:8"),
-        "packages": ("apt: htop, jq=1.7", "matrix.yaml:9"),
         "base": ("debian:13.1-slim", "--base-image"),
         "component: gdrcopy": ("2.5", "matrix.yaml:3"),
     }
@@ -43,3 +42,16 @@ def test_each_value_names_its_origin(origins: dict[str, tuple[str, str]]) -> Non
     assert origins["component: ucc"] == ("1.8.0", f"{SHIPPED}:{line('  ucc:')}")
     assert origins["build-on"] == ("debian12", f"{SHIPPED}:{line('    build-on: debian12')}")
     assert origins["component: aws-ofi-nccl"][1] == f"--with; version: {SHIPPED}:{line('  aws-ofi-nccl:')}"
+
+
+def test_each_package_names_the_image_that_adds_it(tmp_path: Path) -> None:
+    (tmp_path / "matrix.yaml").write_text(CASES["packages"])
+    project = load_project(tmp_path)
+    rows = [*explain(project, select_one(make_plan(project), "mine*"))]
+    found = {
+        row[:2]: row[2].rpartition(":")[2] for row in rows if row[0].startswith(("packages", "python", "size", "desc"))
+    }
+    assert found == {
+        ("packages: apt", "htop"): "7", ("packages: apt", "jq"): "13", ("python: transformers", "5.1.0"): "8",
+        ("python: numpy", "2.3.0"): "14", ("description", "Mine"): "12", ("size-limit-mb", "1000"): "9",
+    }  # fmt: skip
