@@ -69,7 +69,9 @@ def _place(project: Project, image: str, *key: str, package: str = "") -> str:
     source = project.matrix.model.images[image].from_ or image
     is_own = source != image and source in project.matrix.model.images
     owner = project if is_own else project.base
-    start = owner.matrix.model.images.get(source) if owner else None
+    while owner and source not in owner.matrix.model.images:
+        owner = owner.base
+    start = owner.matrix.model.images[source] if owner else None
     inherits = package and start and package in getattr(start.packages, key[-1].replace("-", "_"))
     if not inherits and (place in project.matrix.lines or not project.matrix.lines):
         return project.matrix.at(*place)

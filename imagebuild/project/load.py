@@ -55,7 +55,7 @@ def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
         problem = f"has {lacking} and extends no project; {remedy}"
         mistakes.add(f"{document.path}:1", problem)
     if document:
-        images = complete_images(document, base.matrix.model.images if base else {}, mistakes)
+        images = complete_images(document, base.all_images if base else {}, mistakes)
         document = replace(document, model=document.model.model_copy(update={"images": images}))
     locked = load_yaml(lock, Lock, mistakes) if os.path.lexists(lock) else None
     mistakes.stop_if_any()
@@ -204,7 +204,7 @@ MOST_STEPS = 50
 def complete_images(document: YamlFile[Matrix], extended: Mapping[str, Image], mistakes: Mistakes) -> dict[str, Image]:
     """Return the images of a matrix, with the keys of the images that they start from.
 
-    `extended` are the complete images of the extended project. Add a mistake for each image that does not exist, that
+    `extended` are the complete images of the extended projects. Add a mistake for each image that does not exist, that
     starts from itself, or that lacks a key."""
     own, done = document.model.images, dict[str, Image]()
 

@@ -13,7 +13,7 @@ from imagebuild.core.errors import ConfigError, Mistakes, suggestion
 from imagebuild.core.fields import REPOSITORY, YamlFile, matches
 from imagebuild.project.component import Component
 from imagebuild.project.lockfile import Lock, LockedImage
-from imagebuild.project.matrix import Base, Matrix, Pin
+from imagebuild.project.matrix import Base, Image, Matrix, Pin
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,11 @@ class Project:
     def folders(self) -> tuple[Path, ...]:
         """The folders in `roots` that are not links. Templates, files and scripts are read only from these folders."""
         return tuple(root for root in self.roots if root.resolve() == root.parent.resolve() / root.name)
+
+    @property
+    def all_images(self) -> Mapping[str, Image]:
+        """The images of this project and of the projects that it extends, from which other projects start images."""
+        return {**(self.base.all_images if self.base else {}), **self.matrix.model.images}
 
     def with_own_lock(self, own: Lock, file: Path | None = None) -> Project:
         """Return the project with another own lock, whose entries replace those of the project's lock."""

@@ -12,6 +12,7 @@ import yaml
 from imagebuild.cli.options import data_folders
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import run_program
+from imagebuild.project.explain import explain
 from imagebuild.project.load import load_project
 from imagebuild.project.plan import make_plan
 from imagebuild.project.project import Project
@@ -233,6 +234,17 @@ def test_conditions_of_inherited_aliases_may_name_other_values(tmp_path: Path, t
     tiny.replace("matrix.yaml", "    tags:", '    aliases: [{tag: "x:{os}", when: {cuda: "12.9"}}]\n    tags:')
     folder = written(tmp_path / "own", {"tiny": {"axes": {"cuda": "13.0"}}}, "..")
     assert targets(load_project(folder))[0] == "tiny-cuda13.0-debian13-runtime"
+
+
+def test_images_start_from_those_of_each_extended_project(tmp_path: Path) -> None:
+    written(tmp_path / "base", {"corp": {"from": "quickstart", "axes": {"os": "debian13", "variant": "runtime"}}})
+    small = {"cuda": "13.0", "os": "debian13", "variant": "runtime"}
+    images = {"mine": {"from": "open", "axes": small}, "own": {"from": "corp", "axes": small}}
+    project = load_project(written(tmp_path / "mine", images, "../base"))
+    assert targets(project) == ["mine-cuda13.0-debian13-runtime", "own-cuda13.0-debian13-runtime"]
+    (target,) = (target for target in make_plan(project).targets if target.image == "mine")
+    places = {name: place for name, _, place in explain(project, target)}
+    assert places["description"].startswith(f"{ROOT}/matrix.yaml:")
 
 
 def test_a_long_chain_is_refused(tmp_path: Path) -> None:
