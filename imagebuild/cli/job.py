@@ -74,7 +74,8 @@ def choose(
     offer = read_offer(project, request, known, registry, plan, catalog)
     names = {image.image for image in offer.images}
     for name in set(images) - names:
-        raise NothingSelected(f"{name}: no such image{suggestion(name, names)}")
+        lacking = f" with {', '.join(components)}; leave out --with, or add it to the image" if components else ""
+        raise NothingSelected(f"{name}: no such image{lacking or suggestion(name, names)}")
     offer = replace(offer, images=tuple(each for each in offer.images if not images or each.image in images))
     chosen, newer, problem = choose_image(request, hardware, known, offer)
 

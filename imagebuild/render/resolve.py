@@ -101,6 +101,9 @@ def gpu_capabilities(project: Project, target: Target, toolkit: str) -> dict[str
     if lacking := [arch for arch in archs_of(target) if not result[arch]]:
         what = f"CUDA {toolkit}, {' and '.join(lacking)}" + (f" and gpu {generation}" if generation else "")
         where, remedy = project.matrix.at("gpu-architectures"), "add an entry, or change the versions of the image"
+        if others := [f"linux/{arch}" for arch in archs_of(target) if arch not in lacking]:
+            where = project.matrix.at("images", target.image, "platforms")
+            remedy = f"write `platforms: [{', '.join(others)}]` below images.{target.image}, or change its versions"
         raise ConfigError(f"{where}: gpu-architectures: no entry fits {what}; {remedy}")
     return result
 
