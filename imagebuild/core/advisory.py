@@ -7,22 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BeforeValidator
 
 from imagebuild.core.fields import Arch, Model, one_or_more, satisfies
+from imagebuild.core.patterns import data_of
 
 Several = Annotated[tuple[str, ...], BeforeValidator(one_or_more)]
 
 
-def _read(name: str) -> Any:
-    return yaml.safe_load((Path(__file__).with_name("advisories") / f"{name}.yaml").read_text(encoding="utf-8"))
-
-
-COMPONENTS: Mapping[str, Mapping[str, str]] = _read("components")
+COMPONENTS: Mapping[str, Mapping[str, str]] = data_of(__file__, "advisories/components")
 """Maps each component of the advisories to where it is: components of images, roles of libraries, and programs and
 drivers of nodes. The value says how the component was built there; empty if that is not known."""
 
@@ -119,7 +114,9 @@ def driver_version(text: str) -> str:
 @cache
 def advisories() -> tuple[Advisory, ...]:
     """Return all advisories."""
-    return tuple(Advisory(**row, component=name) for name in COMPONENTS for row in _read(name))
+    return tuple(
+        Advisory(**row, component=name) for name in COMPONENTS for row in data_of(__file__, f"advisories/{name}")
+    )
 
 
 @cache

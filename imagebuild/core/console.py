@@ -16,14 +16,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import yaml
 from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
+
+from imagebuild.core.patterns import data_of
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -311,8 +311,7 @@ def format_size(number: int | None) -> str:
 
 @cache
 def _patterns() -> Mapping[str, Sequence[re.Pattern[str]]]:
-    text = Path(__file__).with_name("secrets.yaml").read_text(encoding="utf-8")
-    return {kind: [*map(re.compile, patterns)] for kind, patterns in yaml.safe_load(text).items()}
+    return {kind: [*map(re.compile, patterns)] for kind, patterns in data_of(__file__, "secrets").items()}
 
 
 def _names_secret(name: str) -> bool:

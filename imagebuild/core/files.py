@@ -9,7 +9,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
@@ -229,10 +229,16 @@ def shipped_folder() -> Path:
     return installed if installed.is_dir() else package.parent
 
 
+def xdg_folder(variable: str, environ: Mapping[str, str]) -> Path | None:
+    """Return the folder that a variable of the XDG Base Directory Specification names. None without a folder, or with a
+    relative one, which by this specification does not count: it could be a folder of a project."""
+    named = Path(environ.get(variable, ""))
+    return named if named.is_absolute() else None
+
+
 def cache_folder(name: str = "base") -> Path:
     """Return a folder of the cache. Raises ConfigError if the user has no home folder."""
     try:
-        named = Path(os.environ.get("XDG_CACHE_HOME", ""))  # a relative one does not count, by its specification
-        return (named if named.is_absolute() else Path.home() / ".cache") / "imagebuild" / name
+        return (xdg_folder("XDG_CACHE_HOME", os.environ) or Path.home() / ".cache") / "imagebuild" / name
     except RuntimeError:
         raise ConfigError("HOME: is not set; set HOME or XDG_CACHE_HOME to a writable folder") from None

@@ -11,8 +11,8 @@ import yaml
 
 def data_of(module: str, name: str = "") -> Any:
     """Return the content of a YAML file beside a module. `module` is the path of the module. Without `name`, the file
-    has the name of the module."""
-    path = Path(module).with_name(f"{name or Path(module).stem}.yaml")
+    has the name of the module. `name` may begin with a folder."""
+    path = Path(module).parent / f"{name or Path(module).stem}.yaml"
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 - safe
 

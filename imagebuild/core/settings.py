@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field
 from imagebuild.core import yaml
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Form, Model, full_reference
-from imagebuild.core.files import read_bytes
+from imagebuild.core.files import read_bytes, xdg_folder
 
 Address = Annotated[
     str,
@@ -93,8 +93,7 @@ def settings_path(environ: Mapping[str, str]) -> Path:
     """Return the path of the configuration: $IMAGEBUILD_CONFIG, or a file in $XDG_CONFIG_HOME or ~/.config."""
     if path := environ.get("IMAGEBUILD_CONFIG"):
         return Path(path)
-    named = Path(environ.get("XDG_CONFIG_HOME", ""))  # a relative one could be a folder of a project
-    return (named if named.is_absolute() else _expanded("~/.config")) / "imagebuild" / "config.yaml"
+    return (xdg_folder("XDG_CONFIG_HOME", environ) or _expanded("~/.config")) / "imagebuild" / "config.yaml"
 
 
 def load_settings(environ: Mapping[str, str]) -> Settings:

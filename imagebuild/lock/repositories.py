@@ -92,6 +92,10 @@ class Signature(NamedTuple):
     digest: int
 
 
+DSA = "17"
+"""Number of the algorithm DSA in OpenPGP."""
+
+
 def refusal(packets: str, signature: Signature, releases: Sequence[str]) -> str:
     """Return why the apt of these releases refuses a valid signature; empty if it accepts the signature.
     `packets` describes the keys, as `gpg --list-packets` prints it."""
@@ -115,7 +119,7 @@ def refusal(packets: str, signature: Signature, releases: Sequence[str]) -> str:
             weak = ", ".join(_WEAK[code] for code in sorted(hashes))
             return f"the key {fingerprint} is bound by {weak}, which the apt of {', '.join(strict)} refuses"
         if found and int(found["bits"]) < _DATA["least_bits"].get(found["algorithm"], 0):
-            name = "DSA" if found["algorithm"] == "17" else f"RSA with {found['bits']} bits"
+            name = "DSA" if found["algorithm"] == DSA else f"RSA with {found['bits']} bits"
             return f"the key {fingerprint} uses {name}, which the apt of {', '.join(strict)} refuses"
     return ""
 

@@ -1,7 +1,7 @@
 """Contradictions between the files of a project: names in one file that another file does not define. Pure."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from imagebuild.core.errors import Mistakes, nearest, suggestion
@@ -58,7 +58,8 @@ def check_names(project: Project, images: Collection[str], mistakes: Mistakes, *
                 mistakes.add(where, f"images.{name}.components: {component} is only a tool for build stages; remove it")
             elif component in project.components and (axis := project.components[component].model.version_axis):
                 axes.setdefault(axis, f"VERSION of {component}")
-        for package, problem in _package_mistakes(project, name):
+        for package, other in _doubled(image.python):
+            problem = f"is the same package as {other}; use one name"
             mistakes.add(at("images", name, "python", package), f"images.{name}.python.{package}: {problem}")
         usual = {*axes, "cuda", "gpu"}
         for axis in image.axes.keys() - usual:
@@ -84,19 +85,12 @@ def check_names(project: Project, images: Collection[str], mistakes: Mistakes, *
             mistakes.add(f"--with {name}", f"has no version; add `--set {pin}=VERSION`, or `{pin}` to `versions`")
 
 
-def _package_mistakes(project: Project, image: str) -> Iterator[tuple[str, str]]:
-    """Yield the Python packages that an image states twice, or that its components bring, with the problem."""
-    entry = project.matrix.model.images[image]
-    components = {name: project.components[name].model for name in entry.components if name in project.components}
-    brought = {
-        package_name(requirement.partition("=")[0]): f"the component {name} brings this package; remove it here"
-        for name, component in components.items()
-        for requirement in component.python
-    }
-    for package in entry.python:
-        if problem := brought.get(package_name(package)):
-            yield package, problem
-        brought[package_name(package)] = f"is the same package as {package}; use one name"
+def _doubled(packages: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield each Python package that an earlier one names in another way, and the earlier one."""
+    first: dict[str, str] = {}
+    for package in packages:
+        if (other := first.setdefault(package_name(package), package)) != package:
+            yield package, other
 
 
 def _instead_of(project: Project, name: str, known: Collection[str]) -> str:

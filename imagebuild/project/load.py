@@ -24,7 +24,7 @@ from imagebuild.project.lockfile import Lock
 from imagebuild.project.matrix import ComponentEdits, GitProject, Image, ImagePackages, Matrix
 from imagebuild.project.project import Project
 
-MATRIX, LOCK = "matrix.yaml", "imagebuild.lock"
+MATRIX, LOCK, DOCKERFILES = "matrix.yaml", "imagebuild.lock", "dockerfiles"
 SHIPPED = "imagebuild"
 """Value of `extends` that names the project that comes with imagebuild."""
 
@@ -44,7 +44,7 @@ def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
     `extending` lists the folders of the projects that extend this project. Raises ConfigError with all mistakes in the
     files."""
     mistakes = Mistakes()
-    dockerfiles, lock = folder / "dockerfiles", folder / LOCK
+    dockerfiles, lock = folder / DOCKERFILES, folder / LOCK
     document = load_yaml(folder / MATRIX, Matrix, mistakes)
     base = extended_project(document, extending) if document else None
     components = load_components(dockerfiles / "components", mistakes)

@@ -9,10 +9,7 @@ from pathlib import Path
 from imagebuild.core import git
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import RunProgram, run_program
-from imagebuild.project.load import LOCK, MATRIX
-
-DOCKERFILES = "dockerfiles"
-"""Name of the folder of a project with the inputs of builds."""
+from imagebuild.project.load import DOCKERFILES, LOCK, MATRIX
 
 
 @contextmanager

@@ -7,13 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
-from packaging.utils import canonicalize_name
-
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import ARCHS, CPUS, Arch, axis_facts, satisfies
 from imagebuild.project import lockfile
 from imagebuild.project.component import Component, PackageRepository, first_values
-from imagebuild.project.matrix import FIELD, Image, Pin
+from imagebuild.project.matrix import FIELD, Image, Pin, package_name
 from imagebuild.project.plan import Target
 from imagebuild.project.project import Project
 from imagebuild.render.recipe import BuildStage, OwnedSource, Part, PinnedPackages, Recipe
@@ -300,9 +298,11 @@ def _python_packages(chosen: _Chosen, name: str) -> lockfile.WheelSet:
         values = {"version": present[part]}
         wanted += [_fill(chosen, part, text, values, "python") for text in chosen.component(part).python]
     without = {package: part for part in present for package in chosen.component(part).instead_of_python}
+    installed = {package_name(t.partition("=")[0]): part for part in present for t in chosen.component(part).python}
+    brought = installed | without
     where, image = chosen.project.matrix.at, chosen.target.image
     for package in own:
-        if owner := without.get(canonicalize_name(package.partition("[")[0])):
+        if owner := brought.get(package_name(package)):
             problem = f"the component {owner} brings this package; remove the entry, or the component"
             raise ConfigError(
                 f"{where('images', image, 'python', package)}: images.{image}.python.{package}: {problem}"

@@ -133,7 +133,7 @@ def check_stages(text: str, where: str, base: str) -> None:
     one. `where` is its template and line."""
     if re.match(r"\ufeff?\s*(#!|(#|//)\s*\w+\s*=|\{)", text):
         raise ConfigError(f"{where}: the first line is a parser directive, such as syntax=; begin with another comment")
-    if re.search(rf"\b{VARIABLE.pattern}\s*=", BLOCK.split(f"\n{text}")[0]):
+    if re.search(rf"\b{VARIABLE.pattern}\s*=", BLOCK.split(f"\n{text}", maxsplit=1)[0]):
         raise ConfigError(f"{where}: sets a variable of BuildKit before the first FROM; remove it")
     names = [block.name for block in _blocks(text)]
     for number, block in enumerate(_blocks(text)):
@@ -144,9 +144,10 @@ def check_stages(text: str, where: str, base: str) -> None:
     known = {"", "scratch", base, *names}
     for number, block in enumerate(_blocks(text)):
         for image in (block.start, *block.sources):
+            if image in known or image.lower() in known or "@sha256:" in image:
+                continue
             stage = re.sub(rf"\$(?:{VARIABLE.pattern}|\{{{VARIABLE.pattern}\}})", "*", image).lower()
-            is_known = not known.isdisjoint((image, image.lower())) or fnmatch.filter(names[:number], stage)
-            if not is_known and "@sha256:" not in image:
+            if not fnmatch.filter(names[:number], stage):
                 raise ConfigError(
                     f"{where}: {block.name} uses the image {image}, which is not pinned; add its digest "
                     f"(@sha256:…), or name it in `images` of a component and write {{{{ images.NAME }}}} instead"
